@@ -61,12 +61,31 @@ def lengths(rows: pd.DataFrame) -> None:
             print(f"{name}: {told}, n = {len(group)}")
 
 
+def readings(values: pd.DataFrame) -> None:
+    """Relation − MHA of the readings with several pairs, and by whether the first layer anchors.
+
+    values: `study.reading_values`. The groups have whole books and the paper's learning rate.
+    """
+    for variation, own in values.groupby("variation"):
+        if len(own) > 1:
+            print(f"{variation}: {signed(stats.mean(own['apart']))}, n = {len(own)}")
+    own = values[~values["variation"].str.contains("short|lr-")]
+    for anchored, group in own.groupby(own["self0"] >= 0.2):
+        won, second = (group["apart"] < 0).sum(), group["self1"]
+        print(
+            f"{'20% or more' if anchored else 'less'} Self flow in layer 0: {won} of {len(group)} "
+            f"won, mean {group['apart'].mean():+.4f}; layer 1 keeps {second.min():.1%} to "
+            f"{second.max():.1%}"
+        )
+
+
 def main() -> None:
     """Print all of them."""
     books = records.load(PUBLISHED / "books")
     cells([data.load(column) for column in plan.load({"campaign": "books"}).columns])
     variants(books["runs"])
     lengths(books["lengths"])
+    readings(study.reading_values(records.load(PUBLISHED / "readings")))
     with TemporaryDirectory() as figures:
         for section in study.sections(PUBLISHED, Path(figures)):
             if section.table is not None:

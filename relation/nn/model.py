@@ -163,7 +163,7 @@ class HeadRMSNorm(nn.RMSNorm):
 
 
 class _HeadNorm(torch.autograd.Function):
-    """QK-norm and its gradient, in FP32 at least; autograd's takes 6% more of an MHA step at 10M.
+    """QK-norm and its gradient, in FP32 at least; compiled, autograd's takes more passes.
 
     As (B, T, H, d_h), as projections store it, so that the gains' gradient adds up whole rows.
     """
