@@ -297,8 +297,9 @@ class UpdateStep:
         the gradient's L2 norm before clipping, both scalars on the device.
         """
         total = torch.zeros((), device=self.device)
-        # As graphs hold it: by a number PyTorch divides otherwise, and the bits would differ.
-        divisor = torch.full((), float(tokens), device=self.device) if self._captures else tokens
+        # On a GPU a tensor, as graphs hold it: PyTorch divides by a number in other bits.
+        on_gpu = self.device.type == "cuda"
+        divisor = torch.full((), float(tokens), device=self.device) if on_gpu else tokens
         for number, (inputs, targets) in enumerate(batches):  # (B, T) each
             inputs, targets = inputs.to(self.device), targets.to(self.device)
             if self._compiled and self._captured is None:
