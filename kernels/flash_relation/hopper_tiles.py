@@ -107,9 +107,12 @@ def allocate_ring(count: gl.constexpr):
 def leave(barrier):
     """Each thread of the consumer arrives, with no wait for the others.
 
-    The instruction waits for the thread's own cp.async copies, of which it has none. It is no
-    release: whatever the thread has read of the place must have been used before.
+    The fence makes the arrival a release of what the thread has read of the place. The instruction
+    itself waits for the thread's own cp.async copies, of which it has none.
     """
+    gl.inline_asm_elementwise(
+        "fence.acq_rel.cta; mov.b32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1
+    )
     async_copy.mbarrier_arrive(barrier, increment_count=False)
 
 
