@@ -61,3 +61,15 @@ rule diagnose:
     shell:
         f"python -m relation diagnose {RUN_NAME}"
         f" --config {CONFIG} --hash {{params.spec}} > {{log}} 2>&1"
+
+
+# Asked for by its path alone: a folder for transformers, with tokenizer and model card.
+rule export:
+    input:
+        model=rules.train.output.model,
+    output:
+        directory(f"{FOLDER}/exported/{RUN}"),
+    log:
+        f"{FOLDER}/logs/export/{RUN}.log",
+    shell:
+        f"python -m relation export {RUN_NAME} --config {CONFIG} --folder {{output}} > {{log}} 2>&1"
