@@ -430,14 +430,14 @@ def gradients(check: Check, out: Path) -> None:
     gradient is wrong, with every row written and a line on each failing parameter on stderr.
     """
     rows: list[dict] = []
-    with claim(check.device) as device:
-        with Progress("check gradients", len(check.gradients), "variants") as progress:
-            for side, scale in zip(check.gradients, check.gradient_scales, strict=True):
-                rows += gradient_rows(side, scale, check, device)
-                # No variant lends another compiled code or the memory of its graphs.
-                torch.compiler.reset()
-                gc.collect()
-                progress.advance(1, side.variant)
+    progress = Progress("check gradients", len(check.gradients), "variants")
+    with claim(check.device) as device, progress:
+        for side, scale in zip(check.gradients, check.gradient_scales, strict=True):
+            rows += gradient_rows(side, scale, check, device)
+            # No variant lends another compiled code or the memory of its graphs.
+            torch.compiler.reset()
+            gc.collect()
+            progress.advance(1, side.variant)
     records.write(out, "gradients", rows, _known(check, device))
     failed: dict[str, dict] = {}
     for row in rows:
