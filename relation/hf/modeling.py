@@ -241,7 +241,7 @@ class RelationModel(RelationPreTrainedModel):
         decoder = self.decoder
         if not (self.gradient_checkpointing and self.training):
             return decoder.states(tokens, documents)
-        x, rope = decoder.embed(tokens), decoder.document_tables(tokens, documents)
+        x, rope = decoder.embed(tokens), decoder.text_tables(tokens, documents)
         for block in decoder.blocks:
             x = self._gradient_checkpointing_func(block, x, rope, None, documents)
         return decoder.norm(x)

@@ -351,10 +351,9 @@ class Replay:
             history.length = self.longest
             history.reserve(self.longest + 1)
         capacities = [history.capacity for history in histories]
-        build = partial(self._prepared.rope_tables, device=self._device)
-        tables = self._state.tables(build, max([self.longest + 1, *capacities]))
-        self._capacity = min([len(tables[0]), *capacities])
-        return tables
+        places = max([1 << self.longest.bit_length(), *capacities])  # a Linear state has no end
+        self._capacity = min([places, *capacities])
+        return self._prepared.rope_tables(torch.arange(places, device=self._device))
 
     def _prepare(self) -> None:
         """Compile the token's kernels and capture it; on a CPU it is run as it is."""

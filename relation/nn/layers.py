@@ -5,8 +5,6 @@ A layer is the mixer of the paper's decoder by itself. Its projections `w1`, `w2
 quantisers work; in place of attention they are Q, K, V and O.
 """
 
-from functools import partial
-
 import torch
 from torch import Tensor, nn
 
@@ -117,16 +115,13 @@ class _Layer(nn.Module):
 
     def _rope(self, x: Tensor, documents, cache, offset: int) -> RopeTables:
         """RoPE's tables at the places of x's tokens, (T, d_h) or (B, T, d_h)."""
-        n, read = x.shape[1], 0 if cache is None else cache.length
-        build = partial(rope_angles, width=self.head_dim, base=self.rope_base, device=x.device)
         if documents is not None:
             places = documents.positions
-        elif read and cache.lengths is not None:
-            places = cache.lengths[:, None] + torch.arange(n, device=x.device)
+        elif cache is not None:
+            places = cache.places(x.shape[1], x.device)
         else:
-            return build(n, offset=offset + read)
-        cos, sin = build(read + n, offset=offset)
-        return cos[places], sin[places]
+            places = torch.arange(x.shape[1], device=x.device)
+        return rope_angles(places + offset, self.head_dim, self.rope_base)
 
 
 class FullRelation(_Layer, FullRelationMixer):

@@ -478,7 +478,7 @@ class Decoder(nn.Module):
     def states(self, tokens: Tensor, documents: Documents | None = None) -> Tensor:
         """The last block's output after the last norm, (B, T, d), of tokens (B, T)."""
         x = self.embed(tokens)  # (B, T, d)
-        rope = self.document_tables(tokens, documents)
+        rope = self.text_tables(tokens, documents)
         for block in self.blocks:
             x = block(x, rope, documents=documents)
         return self.norm(x)
@@ -494,18 +494,16 @@ class Decoder(nn.Module):
         """Logits (B, T, V) of `states`; the output matrix is the embedding's."""
         return F.linear(states, self.embedding.weight)
 
-    def rope_tables(self, length: int, device: torch.device, offset: int = 0) -> RopeTables:
-        """Cosine and sine for positions offset .. offset + length - 1, shared by all layers."""
-        config = self.config
-        return rope_angles(length, config.head_dim, config.rope_base, offset, device)
+    def rope_tables(self, places: Tensor) -> RopeTables:
+        """Cosine and sine, (..., d_h), of places (...) in a text; shared by all layers."""
+        return rope_angles(places, self.config.head_dim, self.config.rope_base)
 
-    def document_tables(self, tokens: Tensor, documents: Documents | None) -> RopeTables:
+    def text_tables(self, tokens: Tensor, documents: Documents | None) -> RopeTables:
         """`rope_tables` of tokens (B, T): (T, d_h), or (B, T, d_h) by their places in documents."""
-        cos, sin = self.rope_tables(tokens.shape[1], tokens.device)
-        if documents is None:
-            return cos, sin
         check_documents(documents, tokens[:, None])
-        return cos[documents.positions], sin[documents.positions]
+        if documents is not None:
+            return self.rope_tables(documents.positions)
+        return self.rope_tables(torch.arange(tokens.shape[1], device=tokens.device))
 
     def decode_state(self, capacity: int = 256) -> DecodeState:
         """An empty state to decode from; memory for `capacity` tokens is taken at the first."""
@@ -540,14 +538,8 @@ class Decoder(nn.Module):
     def decode_states(self, tokens: Tensor, state: DecodeState) -> Tensor:
         """`states` of the next n tokens, (B, n, d), which `state` takes in; as `decode`."""
         state.check(self.config.layout)
-        x, n, read = self.embed(tokens), tokens.shape[1], state.length
-        if state.lengths is None or not read:
-            rope = self.rope_tables(n, tokens.device, read)
-        else:  # rows of unequal length: (B, n, d_h) by their own places
-            build = partial(self.rope_tables, device=tokens.device)
-            places = state.lengths[:, None] + torch.arange(n, device=tokens.device)
-            cos, sin = state.tables(build, read + n)
-            rope = cos[places], sin[places]
+        x = self.embed(tokens)
+        rope = self.rope_tables(state.places(tokens.shape[1], tokens.device))
         for block, cache in zip(self.blocks, state.layers, strict=True):
             x = block(x, rope, cache)
         return self.norm(x)
@@ -564,7 +556,7 @@ class Decoder(nn.Module):
                 "flow to diagnose"
             )
         x = self.embed(tokens)
-        rope = self.document_tables(tokens, documents)
+        rope = self.text_tables(tokens, documents)
         for block in self.blocks:
             normed = block.mixer_norm(x)
             flow = block.mixer.flow(normed, rope, documents)

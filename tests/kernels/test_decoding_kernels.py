@@ -28,13 +28,13 @@ LENGTHS = (0, 1, 127, 128, 129, 599)
 
 
 def tables(width: int, device="cpu") -> tuple[Tensor, Tensor]:
-    return rope_angles(CAPACITY, width, 1e4, 0, torch.device(device))
+    return rope_angles(torch.arange(CAPACITY, device=device), width, 1e4)
 
 
 def placed(x: Tensor, length: int) -> Tensor:
     """x (H, D) as (1, H, 1, D), turned to the place after `length` tokens."""
     width = x.shape[-1]
-    cos, sin = rope_angles(1, width, 1e4, length, x.device)
+    cos, sin = rope_angles(torch.tensor([length], device=x.device), width, 1e4)
     return apply_rope(x[None, :, None], cos, sin)
 
 

@@ -240,7 +240,7 @@ def check_logits(variant: str, device: str, dtype=torch.float32, **changes) -> N
     for cache in state.layers:
         cache.tensors = tuple(x.contiguous() for x in cache.tensors)
     counts = torch.tensor(lengths, dtype=torch.int32, device=device)
-    tables = model.rope_tables(16, torch.device(device))
+    tables = model.rope_tables(torch.arange(16, device=device))
     for step in range(2):
         places = Places(counts + step, torch.ones_like(counts), tables)
         found = prepared.token(news[:, step], state, places)
