@@ -113,10 +113,6 @@ class Options(Section):
     warmup_tokens: Count = key("Predicted tokens over which the rate rises from zero")
     learning_rate: Positive = key("The rate after the warm-up")
     learning_rate_factor: Positive = key("What the learning rate is multiplied by")
-    givens_first_pairing: Literal["A", "B"] = key("Givens pairing of layer 0; layers alternate")
-    retention_input: Literal["normalised", "residual"] = key(
-        "What x-bar is: mixer input or residual"
-    )
     retention_a_range: Pair = key("Range of the uniform initial A, whose logarithm is A_log")
     retention_dt_range: Pair = key("Range of the log-uniform initial dt; dt_bias inverts softplus")
     init_std: Deviation = key("Deviation of the normal initial weights, or a rule of the width d")
@@ -135,7 +131,6 @@ class Options(Section):
     decay_embedding: StrictBool = key("Whether weight decay reaches the tied embedding")
     decay_vectors: StrictBool = key("Whether it reaches norms, lambda, angles, A_log and dt_bias")
     plateau_fraction: Positive = key("Share of the tokens before the rate falls to zero", lt=1)
-    last_update: Literal["partial", "drop"] = key("Whether what is left of the budget trains")
     document_mask: Literal["none", "documents"] = key("Whether it sees its own document alone")
     device: Literal["cpu", "cuda"] = key("Where runs compute")
     precision: Literal["fp32", "bf16"] = key("bf16: BF16 autocast over FP32 master weights")

@@ -21,9 +21,7 @@ _OF_WIDTH = {
     "sqrt(d)": lambda d: d**0.5,
 }
 # Options of the model that only layers of these letters rest on.
-_LAYERS = {"givens_first_pairing": FULL + LINEAR} | dict.fromkeys(
-    ("retention_input", "retention_a_range", "retention_dt_range"), LINEAR
-)
+_LAYERS = dict.fromkeys(("retention_a_range", "retention_dt_range"), LINEAR)
 _MODEL = [each.name for each in fields(ModelConfig) if each.name in Options.model_fields]
 # Options that a run or a model has a default for; all others are given.
 _DEFAULTS = {

@@ -87,8 +87,6 @@ class ModelConfig:
     raw_information: bool = False
     count_calibration: bool = True
     givens: bool = True
-    givens_first_pairing: str = "A"
-    retention_input: str = "normalised"
     retention_a_range: tuple[float, float] = (1.0, 16.0)
     retention_dt_range: tuple[float, float] = (1e-3, 1e-1)
     init_std: float = 0.02
@@ -129,17 +127,11 @@ class ModelConfig:
             (0 < self.tau < math.inf, f"tau is {self.tau}; the Self temperature must be positive"),
             (not self.null_logit or MHA in self.layout,
              f"null_logit is an option of MHA layers, and layout {self.layout!r} has none"),
+            (self.linear_init in (None, "torch"),
+             f"linear_init is {self.linear_init!r}; give 'torch' or None"),
         ):  # fmt: skip
             if not fits:
                 raise InputError(otherwise)
-        for name, choices in (
-            ("givens_first_pairing", ("A", "B")),
-            ("retention_input", ("normalised", "residual")),
-            ("linear_init", (None, "torch")),
-        ):
-            if (value := getattr(self, name)) not in choices:
-                listed = ", ".join(map(str, choices))
-                raise InputError(f"{name} is {value!r}; choose one of: {listed}")
 
     @classmethod
     def for_variant(cls, variant: str, layers: int, heads: int, **rest) -> "ModelConfig":

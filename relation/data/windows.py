@@ -70,21 +70,16 @@ class Update:
     tokens: int
 
 
-def plan_updates(
-    budget: int, tokens_per_update: int, context: int, last_update: str
-) -> list[Update]:
+def plan_updates(budget: int, tokens_per_update: int, context: int) -> list[Update]:
     """Split a budget of predicted tokens into updates; the last may be partial.
 
-    "partial" trains the rest of the budget on its own windows, the last one truncated; "drop"
-    leaves it out.
+    It trains the rest of the budget on its own windows, the last one truncated.
     """
     per_update = tokens_per_update // context
     full, rest = divmod(budget, tokens_per_update)
     updates = [Update(i, i * per_update, per_update, tokens_per_update) for i in range(full)]
-    if rest and last_update == "partial":
+    if rest:
         updates.append(Update(full, full * per_update, -(-rest // context), rest))
-    if not updates:
-        raise InputError(f"a budget of {budget} tokens holds no update of {tokens_per_update}")
     return updates
 
 

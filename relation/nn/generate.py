@@ -155,14 +155,10 @@ class _Layer:
         mixer, ffn, self.letter = block.mixer, block.ffn, letter
         wi = mixer.mixed_wi() if mixer.mixes else mixer.wi.weight
         readers = [mixer.w1.weight, mixer.w2.weight, wi]
-        self.down_from_residual = None
         if isinstance(mixer, LinearRelationMixer):
             vectors = mixer.a_log.detach().float(), mixer.dt_bias.detach().float()
             self.retention = (mixer.retention_up.detach().to(dtype).contiguous(), *vectors)
-            if mixer.reads_residual:
-                self.down_from_residual = mixer.retention_down.weight.to(dtype)
-            else:
-                readers.append(mixer.retention_down.weight)
+            readers.append(mixer.retention_down.weight)
         if letter == FULL:
             self.lam = mixer.lam.detach().float().clone()
             self.transport_self = mixer.options["transport_self"]
@@ -230,14 +226,9 @@ class Prepared:
         config, (lengths, active, tables) = self.config, places
         projected = _chained(x, layer.inward, config.norm_eps).unflatten(1, (-1, config.head_dim))
         if layer.letter == LINEAR:
-            heads = (config.heads, config.head_dim)
-            projected = projected.unflatten(1, (-1, config.heads))  # (B, 3 or 4, H, d_h)
-            if layer.down_from_residual is None:
-                down = projected[:, 3]
-            else:
-                down = _chained(x.to(self.dtype), layer.down_from_residual).unflatten(1, heads)
+            projected = projected.unflatten(1, (4, config.heads))  # (B, 4, H, d_h)
             given = layer.retention, tables, cache.tensors[0], lengths, active, config.tau
-            return decoding.linear_token(projected, down, *given, chained=True)
+            return decoding.linear_token(projected, projected[:, 3], *given, chained=True)
         given = [projected, tables, cache.tensors, lengths]  # (B, H + 2 shared heads, d_h)
         if layer.letter == FULL:
             given += layer.lam, config.tau, layer.transport_self

@@ -97,9 +97,9 @@ class _Layer(nn.Module):
             raise InputError(f"offset is {offset!r}; give the place of the first token, 0 or more")
         rope = self._rope(x, documents, cache, offset)
         if cache is None:
-            return super().forward(Normed(x), x, rope, None, documents)
+            return super().forward(Normed(x), rope, None, documents)
         with torch.no_grad():
-            return super().forward(Normed(x), x, rope, cache)
+            return super().forward(Normed(x), rope, cache)
 
     def _check(self, x: Tensor) -> None:
         """Raise InputError unless x is (B, T, d) in a dtype that the projections multiply."""

@@ -218,7 +218,7 @@ class Mixer(nn.Module):
         self.mixes = self.relates and config.givens
         if self.mixes:
             # The parity alone: torch.compile compiles a layer's code anew for every other constant.
-            self.pairing = (layer_index + (config.givens_first_pairing == "B")) % 2
+            self.pairing = layer_index % 2
             self.theta = nn.Parameter(torch.zeros(config.shared_heads // 2))
 
     def split(self, x: Tensor) -> Tensor:
@@ -273,12 +273,11 @@ class HistoryMixer(Mixer):
     def forward(
         self,
         x: Normed,
-        residual: Tensor,
         rope: RopeTables,
         cache: HistoryCache | None = None,
         documents: Documents | None = None,
     ) -> Tensor:
-        """X (B, T, d) to Y W_O (B, T, d); `residual`, X before the norm, is for Linear Relation.
+        """X (B, T, d) to Y W_O (B, T, d).
 
         While decoding, x holds the newest tokens; the layer's cache takes them in. Its first
         block, a prompt, runs the backend. With documents RoPE's tables are those of places in them.
@@ -363,7 +362,6 @@ class LinearRelationMixer(Mixer):
     def __init__(self, config: ModelConfig, layer_index: int, call: Call):
         super().__init__(config, layer_index, call)
         d, width = config.d_model, config.head_dim
-        self.reads_residual = config.retention_input == "residual"
         self.retention_down = nn.Linear(d, d, bias=False)
         self.retention_up = nn.Parameter(torch.empty(config.heads, width, width))
         self.a_log = nn.Parameter(torch.empty(d))
@@ -384,21 +382,20 @@ class LinearRelationMixer(Mixer):
     def forward(
         self,
         x: Normed,
-        residual: Tensor,
         rope: RopeTables,
         cache: LinearState | None = None,
         documents: Documents | None = None,
     ) -> Tensor:
         p1, p2 = self.coordinates(x, rope)
-        g = self.log_retention(Normed(residual) if self.reads_residual else x)
+        g, tokens = self.log_retention(x), x.states.shape[1]
         C = cache.tensors[0] if cache is not None and cache.tensors else None
-        padding = None if cache is None else cache.padding(residual.shape[1])
+        padding = None if cache is None else cache.padding(tokens)
         if padding is not None:
             # Padding neither forgets nor writes, so that the state is that of the row's last token.
             p2, g = (s.masked_fill(padding[:, None, :, None], 0) for s in (p2, g))
         y, C = self.call(p1, p2, self.information(x), g, self.tau, C, documents=documents)  # Eq. 16
         if cache is not None:
-            cache.replace(C, residual.shape[1])
+            cache.replace(C, tokens)
         return self.output(y, x)
 
 
@@ -441,7 +438,7 @@ class Block(nn.Module):
         cache: HistoryCache | LinearState | None = None,
         documents: Documents | None = None,
     ) -> Tensor:
-        x = x + self.mixer(self.mixer_norm(x), x, rope, cache, documents)
+        x = x + self.mixer(self.mixer_norm(x), rope, cache, documents)
         return x + self.ffn(self.ffn_norm(x))
 
 

@@ -47,7 +47,9 @@ def load_model(path: Path, device: torch.device, execution: Execution | None = N
     try:
         with safe_open(path, framework="pt") as file:
             values = json.loads(file.metadata()["model"])
-        values.pop("details", None)
+        # The last two are of older files, and had one value in every run.
+        for name in ("details", "givens_first_pairing", "retention_input"):
+            values.pop(name, None)
         model = Decoder(model_config(values), execution, seed=None)
         model.load_state_dict(load_file(path))
     except FileNotFoundError:

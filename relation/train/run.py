@@ -68,9 +68,7 @@ def _train(
     hashes = {split: row["sha256"] for split, row in rows.items()}
     windows = TrainingWindows(reading.open_tokens(data, "train"), run.context, run.seed)
     validation = reading.open_tokens(data, "validation")
-    updates = reading.plan_updates(
-        run.budget_tokens, run.tokens_per_update, run.context, run.last_update
-    )
+    updates = reading.plan_updates(run.budget_tokens, run.tokens_per_update, run.context)
     planned = sum(update.tokens for update in updates)
     mask = reading.document_mask(run.document_mask, data)
     documents = reading.bounded_mask(run.document_mask, data, windows, updates, run.micro)

@@ -194,12 +194,12 @@ def test_bytes_of_no_character_come_out_as_the_tokenizer_decodes_them(tokenizer)
 
 MODELS = [
     ("mha", {"kv_heads": 1}),
-    ("full", {"givens_first_pairing": "B"}),
+    ("full", {}),
     ("exchange-only", {"d_model": 64, "heads": 4, "kv_heads": 2}),
     ("no-count", {}),
     ("no-givens", {"embedding_multiplier": 3.0}),
     ("linear", {}),
-    ("hybrid", {"retention_input": "residual"}),
+    ("hybrid", {}),
 ]
 
 

@@ -89,7 +89,7 @@ def test_the_record_says_what_was_trained_on_what(trained: Path, data: Path) -> 
 
     windows = TrainingWindows(open_tokens(data, "train"), CONTEXT, 42)
     order = OrderHash(known["train"]["sha256"], CONTEXT)
-    for update in plan_updates(BUDGET, 128, CONTEXT, "partial"):
+    for update in plan_updates(BUDGET, 128, CONTEXT):
         order.update(windows.window_ids(update.first, update.windows), update.tokens)
     assert row["order_hash"] == order.value
 
