@@ -79,7 +79,7 @@ def judge(cells: pd.DataFrame, records: object) -> list[Judged]:
         if chosen and verdict != "not tested":
             # A miss says something even here, so it is shown.
             reason = f"layers 0 and 1 chose this setting; its rule alone would give: {verdict}"
-            verdict, not_established = "chose the reading", ""
+            verdict, not_established = "chose the setting", ""
         judged.append(Judged(claim, rows, verdict, reason, not_established))
     return judged
 

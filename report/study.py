@@ -19,9 +19,9 @@ from matplotlib.ticker import NullLocator, PercentFormatter
 
 from relation import plan, records
 from relation.errors import InputError
-from relation.variants import ARMS, VARIANTS
+from relation.variants import ARMS
 from report import paper, stats
-from report.data import bits_per_character, paper_scale
+from report.data import bits_per_character, paper_scale, title
 from report.figures import style
 from report.figures.style import COLOUR, INK, MUTED, Bar, forest, grid, save, signed
 
@@ -45,12 +45,14 @@ RUN = ["scale", "variation", "variant", "seed"]
 class Section:
     """A part of the page: a table as a frame of text, and whether it has a figure, <name>.svg.
 
-    templates/study_texts.html.j2 has its title, its paragraph and the figure's caption.
+    templates/study_texts.html.j2 has its title, its paragraph and the figure's caption; summary: a
+    sentence for the first page.
     """
 
     name: str
     table: pd.DataFrame | None = None
     figure: bool = False
+    summary: str = ""
 
 
 def sections(published: Path, folder: Path) -> list[Section]:
@@ -71,11 +73,6 @@ def sections(published: Path, folder: Path) -> list[Section]:
             values = reading_values(tried)
             found += [readings(values, folder), anchor(values, folder)]
     return [section for section in found if section is not None]
-
-
-def title(variant: str) -> str:
-    """The name of an arm."""
-    return VARIANTS[variant].title if variant in VARIANTS else variant
 
 
 def minus(over: str, under: str) -> str:
@@ -160,7 +157,7 @@ def differences(books: pd.DataFrame, fair: pd.DataFrame, folder: Path) -> Sectio
     forest(here, bars)
     here.set_xlabel("final validation NLL, Relation − MHA (nat/token)")
     save(figure, folder / "answer.svg")
-    return Section("answer", recorded(rows), figure=True)
+    return Section("answer", recorded(rows), figure=True, summary=tuned_alike(fair))
 
 
 # The fair comparison
@@ -176,6 +173,34 @@ def primary(runs: pd.DataFrame) -> list[tuple[str, str]]:
         is_open = not fits or any(rate is None for rate, _, _ in fits.values())
         best.append("" if is_open else min(fits, key=lambda name: fits[name][2]))
     return list(dict.fromkeys([("full", "mha"), (best[0], best[1])]))
+
+
+def tuned_alike(runs: pd.DataFrame) -> str:
+    """What the fair comparison says in a sentence: its verdicts or, before them, its search."""
+    there = [one for one in compared(runs).itertuples() if one.family == "primary"]
+    if there:
+        told = [
+            f"{minus(one.over, one.under)}: {signed(one.found.welch)} over {len(one.found.seeds)} "
+            f"seeds, {verdict(one.found.welch.value, one.p, one.within)}"
+            for one in there
+        ]
+        return f"Each variant at its own learning rate, on a larger corpus: {'; '.join(told)}."
+    search = runs[runs["variation"].str.startswith("rate") & (runs["scale"] == "10M")]
+    ends = search[~search["diverged"]].groupby(["variant", "learning_rate"])["nll"]
+    means = ends.agg(["mean", "size"]).reset_index().sort_values("mean")
+    best = means.drop_duplicates("variant").set_index("variant")
+    if not {"mha", "full"} <= set(best.index):
+        return ""
+    told = {}
+    for name, row in best.iterrows():
+        runs_of = "1 run" if row["size"] == 1 else f"{row['size']:.0f} runs"
+        told[name] = f"{title(name)} {row['mean']:.4f} ({runs_of})"
+    lowest = best.index[0]
+    more = "" if lowest in ("mha", "full") else f"; the lowest, {told[lowest]}"
+    return (
+        f"At the best of the learning rates tried, 10M on a larger corpus: {told['mha']}, "
+        f"{told['full']}{more}. Fresh seeds have not run at these rates."
+    )
 
 
 @dataclass(frozen=True)
