@@ -38,9 +38,6 @@ from relation import machine, records
 from relation.errors import InputError
 from relation.jobs import Bench
 
-# PyTorch's profiler says on stderr whenever it starts and stops.
-os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-
 Side = Callable[..., Generator]
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 # Libraries' handles take memory when they are first used.
