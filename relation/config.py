@@ -113,8 +113,6 @@ class Options(Section):
     warmup_tokens: Count = key("Predicted tokens over which the rate rises from zero")
     learning_rate: Positive = key("The rate after the warm-up")
     learning_rate_factor: Positive = key("What the learning rate is multiplied by")
-    retention_a_range: Pair = key("Range of the uniform initial A, whose logarithm is A_log")
-    retention_dt_range: Pair = key("Range of the log-uniform initial dt; dt_bias inverts softplus")
     init_std: Deviation = key("Deviation of the normal initial weights, or a rule of the width d")
     linear_init: Literal["normal", "torch"] = key("Initial projections; torch: as nn.Linear")
     embedding_std: Deviation | None = key("Deviation of the initial embedding; null: init_std")

@@ -20,8 +20,6 @@ _OF_WIDTH = {
     "sqrt(2/(5d))": lambda d: (2 / (5 * d)) ** 0.5,
     "sqrt(d)": lambda d: d**0.5,
 }
-# Options of the model that only layers of these letters rest on.
-_LAYERS = dict.fromkeys(("retention_a_range", "retention_dt_range"), LINEAR)
 _MODEL = [each.name for each in fields(ModelConfig) if each.name in Options.model_fields]
 # Options that a run or a model has a default for; all others are given.
 _DEFAULTS = {
@@ -110,13 +108,10 @@ class Matrix:
 
     def model(self, where: str, variant: str, o: Mapping) -> ModelConfig:
         """The model of a variant by its options."""
-        letters = set(VARIANTS[variant].pattern)
-        rest = {n: o[n] for n in _MODEL if n in o and letters & set(_LAYERS.get(n, letters))}
+        rest = {name: o[name] for name in _MODEL if name in o}
         for name, value in rest.items():
-            if isinstance(value, str) and value in _OF_WIDTH:
+            if value in _OF_WIDTH:
                 rest[name] = _OF_WIDTH[value](o["d_model"])
-            elif isinstance(value, list):
-                rest[name] = tuple(value)
         if rest.get("linear_init") == "normal":
             rest["linear_init"] = None
         try:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
 from types import UnionType
-from typing import Any, get_args, get_origin
+from typing import Any, get_args
 
 from relation.errors import InputError
 
@@ -87,8 +87,6 @@ class ModelConfig:
     raw_information: bool = False
     count_calibration: bool = True
     givens: bool = True
-    retention_a_range: tuple[float, float] = (1.0, 16.0)
-    retention_dt_range: tuple[float, float] = (1e-3, 1e-1)
     init_std: float = 0.02
     scale_residual_init: bool = False
     linear_init: str | None = None
@@ -181,15 +179,10 @@ def parameters(config: ModelConfig) -> int:
 
 def check_type(name: str, value: Any, kind: Any) -> None:
     """Raise InputError for a value of another type; numbers may be NumPy's, True is no number."""
-    kinds = get_args(kind) if isinstance(kind, UnionType) else (get_origin(kind) or kind,)
-    wider = {int: Integral, float: Real, tuple: (tuple, list)}
+    kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
+    wider = {int: Integral, float: Real}
     for one in kinds:
         if isinstance(value, wider.get(one, one)) and (one is bool or not isinstance(value, bool)):
             return
     named = " or ".join("None" if one is type(None) else one.__name__ for one in kinds)
     raise InputError(f"{name} is {value!r}; give {named}")
-
-
-def model_config(values: Mapping) -> ModelConfig:
-    """A model of its fields as JSON holds them. InputError or TypeError where they are of none."""
-    return ModelConfig(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})

@@ -1,6 +1,5 @@
 """The paper's decoder as models of transformers: configuration, models and their cache."""
 
-import inspect
 from dataclasses import MISSING, fields, replace
 from typing import Any
 
@@ -24,7 +23,7 @@ from relation.errors import InputError
 from relation.kernels.documents import Documents
 from relation.nn import Decoder, DecodeState
 from relation.nn.model import FullRelationMixer
-from relation.variants import FULL, ModelConfig, model_config
+from relation.variants import FULL, ModelConfig
 
 # A model of 10M parameters: transformers makes a configuration without arguments to compare with.
 _FIELDS = {f.name: None if f.default is MISSING else f.default for f in fields(ModelConfig)}
@@ -60,9 +59,7 @@ class RelationConfig(PretrainedConfig):
             options["layout"] = FULL * layers
         others = {own: other for other, own in self.attribute_map.items()}
         for name, default in _FIELDS.items():
-            value = options.pop(name, options.pop(others.get(name, ""), default))
-            # transformers writes every attribute as JSON, which has no tuples.
-            setattr(self, name, list(value) if isinstance(value, tuple) else value)
+            setattr(self, name, options.pop(name, options.pop(others.get(name, ""), default)))
         if "transformers_version" not in options:
             known = {*dir(self), *vars(PretrainedConfig()), *vars(GenerationConfig())}
             if unknown := sorted(options.keys() - known - {"attn_implementation"}):
@@ -80,7 +77,7 @@ class RelationConfig(PretrainedConfig):
 
     def model(self) -> ModelConfig:
         """The model's shape as the decoder takes it."""
-        return model_config({name: getattr(self, name) for name in _FIELDS})
+        return ModelConfig(**{name: getattr(self, name) for name in _FIELDS})
 
     @property
     def num_hidden_layers(self) -> int:
@@ -103,15 +100,6 @@ class RelationConfig(PretrainedConfig):
     @num_key_value_heads.setter
     def num_key_value_heads(self, heads: int) -> None:
         self.kv_heads = heads
-
-
-# The arguments by name, as help and editors show them.
-_KINDS = inspect.Parameter
-RelationConfig.__init__.__signature__ = inspect.Signature([
-    _KINDS("self", _KINDS.POSITIONAL_ONLY),
-    *(_KINDS(name, _KINDS.KEYWORD_ONLY, default=value) for name, value in _FIELDS.items()),
-    _KINDS("options", _KINDS.VAR_KEYWORD),
-])  # fmt: skip
 
 
 class RelationCache:

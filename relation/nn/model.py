@@ -577,7 +577,7 @@ class Decoder(nn.Module):
             if last in ("a_log", "dt_bias"):
                 generator = _generator(seed, prefix + name.replace("mixer.", ""))
                 uniform = torch.rand(shape, generator=generator, device="cpu")
-                parameter.copy_(retention_start(config, last, uniform))
+                parameter.copy_(retention_start(last, uniform))
             elif len(shape) < 2:  # lambda, angles, and the gains of norms
                 parameter.fill_({"lam": config.lambda_init, "theta": 0.0}.get(last, 1.0))
             else:  # a matrix (out, in), one a head, or the embedding (V, d)
@@ -594,15 +594,14 @@ class Decoder(nn.Module):
                 parameter.copy_(values * scale)
 
 
-def retention_start(config: ModelConfig, name: str, uniform: Tensor) -> Tensor:
+def retention_start(name: str, uniform: Tensor) -> Tensor:
     """A_log or dt_bias (d,) of uniform numbers in [0, 1), as KDA and Mamba-2 start them.
 
-    A ~ U(range), and dt log-uniform over its range.
+    A ~ U(1, 16), and dt is log-uniform between 0.001 and 0.1.
     """
     if name == "a_log":
-        low, high = config.retention_a_range
-        return (low + (high - low) * uniform).log()
-    low, high = (math.log(v) for v in config.retention_dt_range)
+        return (1 + (16 - 1) * uniform).log()
+    low, high = math.log(1e-3), math.log(1e-1)
     dt = (low + (high - low) * uniform).exp()
     # The inverse of softplus, so that softplus(dt_bias) = dt where the retention path gives 0.
     return dt + torch.log(-torch.expm1(-dt))
