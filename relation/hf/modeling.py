@@ -253,7 +253,7 @@ class RelationModel(RelationPreTrainedModel):
         """States (B, n, d) of tokens that follow those that `state` has read."""
         n = tokens.shape[1]
         if mask is None or bool(mask[:, -n:].all()):
-            return self.decoder.decode_states(tokens, state)
+            return self.decoder.states(tokens, state=state)
         if state.length:
             raise InputError(
                 f"{n} tokens after {state.length} read have padding among them; padding belongs to "
@@ -264,7 +264,7 @@ class RelationModel(RelationPreTrainedModel):
         first = (mask != 0).long().argmax(dim=1, keepdim=True)
         place = torch.arange(n, device=tokens.device)
         state.begin(tokens, (mask != 0).sum(dim=1).tolist())
-        states = self.decoder.decode_states(tokens.gather(1, (place + first) % n), state)
+        states = self.decoder.states(tokens.gather(1, (place + first) % n), state=state)
         # Padding's own states are those of a document by itself, which nobody reads.
         moved = ((place - first) % n)[..., None].expand(-1, -1, states.shape[2])
         return states.gather(1, moved)

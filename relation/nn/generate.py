@@ -20,7 +20,7 @@ from relation.errors import InputError, RunError
 from relation.kernels import decoding
 from relation.kernels.checks import projection_dtype
 from relation.nn.cache import Cache, DecodeState, HistoryCache
-from relation.nn.model import Block, Decoder, LinearRelationMixer, RopeTables
+from relation.nn.model import Block, Decoder, LinearRelationMixer, RopeTables, check_tokens
 from relation.variants import CALIBRATED, FULL, LINEAR
 
 if TYPE_CHECKING:
@@ -425,23 +425,16 @@ def continuations(
     if count < 1 or not len(prompts):
         wrong = f"{count} tokens were asked for" if count < 1 else "there is no prompt in the batch"
         raise InputError(f"{wrong}; give at least 1")
-    last = model.config.vocab_size - 1
     for row, prompt in enumerate(prompts):
-        which = "the prompt" if len(prompts) == 1 else f"prompt {row}"
-        if not len(prompt):
-            raise InputError(f"{which} is empty; give at least one token to continue")
-        if not all(isinstance(token, Integral) for token in prompt):
-            raise InputError(f"{which} holds no token ids; give whole numbers from 0 to {last}")
-        if not 0 <= min(prompt) <= max(prompt) <= last:
-            raise InputError(
-                f"{which} has token ids from {min(prompt)} to {max(prompt)} and the model knows "
-                f"0 to {last}; use the tokenizer that it was trained with"
-            )
+        if not len(prompt) or not all(isinstance(token, Integral) for token in prompt):
+            raise InputError(f"prompt {row} is empty or holds no token ids; give whole numbers")
+    rows = [torch.tensor(prompt) for prompt in prompts]
+    padded = nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    check_tokens(padded, model.config.vocab_size)  # on the CPU, where ids are read
 
     def drawn() -> Iterator[list[int | None]]:
         device, dtype = model.embedding.weight.device, projection_dtype(model.embedding.weight)
-        rows = [torch.tensor(prompt) for prompt in prompts]
-        tokens = nn.utils.rnn.pad_sequence(rows, batch_first=True).to(device)
+        tokens = padded.to(device)
         if len(rows) > 1 or not state.length:
             logits = model.read(tokens, state, list(map(len, rows)))
         else:

@@ -472,12 +472,22 @@ class Decoder(nn.Module):
         """
         return self.logits(self.states(tokens, documents))
 
-    def states(self, tokens: Tensor, documents: Documents | None = None) -> Tensor:
-        """The last block's output after the last norm, (B, T, d), of tokens (B, T)."""
+    def states(
+        self, tokens: Tensor, documents: Documents | None = None, state: DecodeState | None = None
+    ) -> Tensor:
+        """The last block's output after the last norm, (B, T, d), of tokens (B, T).
+
+        state: what was read before them, which takes them in; as `decode`.
+        """
         x = self.embed(tokens)  # (B, T, d)
-        rope = self.text_tables(tokens, documents)
-        for block in self.blocks:
-            x = block(x, rope, documents=documents)
+        if state is None:
+            rope, caches = self.text_tables(tokens, documents), [None] * len(self.blocks)
+        else:
+            state.check(self.config.layout)
+            rope = self.rope_tables(state.places(tokens.shape[1], tokens.device))
+            caches = state.layers
+        for block, cache in zip(self.blocks, caches, strict=True):
+            x = block(x, rope, cache, documents)
         return self.norm(x)
 
     def embed(self, tokens: Tensor) -> Tensor:
@@ -514,7 +524,7 @@ class Decoder(nn.Module):
         empty state's first block runs the backends; later ones of layers with a history run the
         definition's decoding forms. Raises InputError as `forward` does, and for another's state.
         """
-        return self.logits(self.decode_states(tokens, state))
+        return self.logits(self.states(tokens, state=state))
 
     @torch.no_grad()
     def read(
@@ -526,20 +536,11 @@ class Decoder(nn.Module):
         must be empty.
         """
         if lengths is None:
-            return self.logits(self.decode_states(tokens, state)[:, -1])
+            return self.logits(self.states(tokens, state=state)[:, -1])
         check_tokens(tokens, self.config.vocab_size)
         last = state.begin(tokens, lengths)
-        states = self.decode_states(tokens[:, : max(lengths)], state)
+        states = self.states(tokens[:, : max(lengths)], state=state)
         return self.logits(states[torch.arange(len(tokens), device=tokens.device), last - 1])
-
-    def decode_states(self, tokens: Tensor, state: DecodeState) -> Tensor:
-        """`states` of the next n tokens, (B, n, d), which `state` takes in; as `decode`."""
-        state.check(self.config.layout)
-        x = self.embed(tokens)
-        rope = self.rope_tables(state.places(tokens.shape[1], tokens.device))
-        for block, cache in zip(self.blocks, state.layers, strict=True):
-            x = block(x, rope, cache)
-        return self.norm(x)
 
     def flows(self, tokens: Tensor, documents: Documents | None = None) -> Iterator[Tensor]:
         """Yield each layer's flow F (B, H, T, T), FP32, one layer at a time (Appendix B.5).
