@@ -91,7 +91,7 @@ def build(campaign: plan.Campaign, out: Path, published: bool) -> None:
     cells = pd.concat([each.cells for each in found], ignore_index=True)
     judged = {each.setting.name: each.judged for each in found}
     _write_frames(cells, judged, out)
-    render.write(tables.EVERY, cells, settings, out)
+    render.write(tables.EVERY, cells, settings, out, zip(*judged.values(), strict=True))
     by_claim, pictures = _claims(judged), _pictures(found)
     pages = {
         "claims.html": {"claims": by_claim},

@@ -541,7 +541,9 @@ def reading_values(frames: dict[str, pd.DataFrame]) -> pd.DataFrame:
     found["self0"] = layers["full", "self_flow", 0]
     found["diagonal0"] = layers["mha", "self_flow", 0]
     found["self1"] = layers["full", "self_flow", 1]
-    found["rank0"] = layers["full", "effective_rank", 0] / layers["mha", "effective_rank", 0]
+    for variant in ("full", "mha"):
+        found[f"rank_{variant}"] = layers[variant, "effective_rank", 0]
+    found["rank0"] = found["rank_full"] / found["rank_mha"]
     lam = probes[(probes["metric"] == "lambda") & (probes["layer"] == 0)]
     lam = lam[lam["variant"] == "full"].sort_values("update").groupby(key)["value"].last()
     found["lambda0"] = lam
