@@ -242,7 +242,6 @@ def _todo(campaign: Campaign) -> dict[str, str]:
 
 def _plan(campaign: Campaign, options: Options) -> None:
     todo = _todo(campaign)
-    campaign.check_texts(todo)
     runs = [run for run in campaign.runs if f"runs/{run.name}/run.parquet" in todo]
     jobs = Counter(path.split("/")[0] for path in todo if not path.endswith(_BESIDE))
     print(f"{campaign.title}: {campaign.description}")

@@ -45,7 +45,7 @@ def add_lambda(
             "attn_implementation='relation' is for Llama-type models"
         )
     folder = Path(model.config._name_or_path if saved is None else saved)
-    values = _saved(folder)
+    stored, values = _saved(folder), {}
     for name, module in modules.items():
         config = getattr(module, "config", model.config)
         if config._attn_implementation != NAME:
@@ -53,21 +53,22 @@ def add_lambda(
                 f"{name} runs the attention {config._attn_implementation!r}, which has no lambda; "
                 "give attn_implementation='relation' to from_pretrained or the configuration"
             )
-        keeps = saved is None and hasattr(module, "lam")
+        if saved is None and hasattr(module, "lam"):
+            continue
         wanted = saved is not None or (init is None and getattr(config, "has_lambda", False))
-        if wanted and not keeps and f"{name}.lam" not in values:
+        if wanted and f"{name}.lam" not in stored:
             raise InputError(
                 f"{folder} has no {name}.lam, or is no folder here; give saved=, the folder of "
                 "safetensors that has it, or init= to begin anew"
             )
-    for name, module in modules.items():
-        config = getattr(module, "config", model.config)
+        values[module] = stored.get(f"{name}.lam", 0.5 if init is None else init)
+    for module in modules.values():
         # In config.json: a saved model runs Relation unasked, or is refused without relation.hf.
+        config = getattr(module, "config", model.config)
         config.attn_implementation, config.has_lambda = NAME, True
-        if saved is not None or not hasattr(module, "lam"):
-            value = values.get(f"{name}.lam", 0.5 if init is None else init)
-            value = torch.tensor([value], dtype=torch.float32)
-            module.lam = nn.Parameter(value.to(next(module.parameters()).device))
+    for module, value in values.items():
+        device = next(module.parameters()).device
+        module.lam = nn.Parameter(torch.tensor([value], dtype=torch.float32, device=device))
     return model
 
 

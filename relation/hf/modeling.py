@@ -112,26 +112,6 @@ class RelationCache:
         self.state = DecodeState(config.layout, capacity)
         self.columns = 0
 
-    @classmethod
-    def of(
-        cls, config: RelationConfig, given: list[Any], use_cache: bool
-    ) -> "RelationCache | None":
-        """The one of the arguments that is given, or a new one where `use_cache` asks for it.
-
-        Raises InputError for two, and for a cache of another model.
-        """
-        given = [each for each in given if each is not None]
-        if not given:
-            return cls(config) if use_cache else None
-        if len(given) > 1:
-            raise InputError("cache and past_key_values name one thing; give one of them")
-        if not isinstance(given[0], cls):
-            raise InputError(
-                f"the cache is a {type(given[0]).__name__}; a Relation model takes "
-                "relation.hf.RelationCache(model.config)"
-            )
-        return given[0]
-
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Columns of the batch that were read, padding among them."""
         return self.columns
@@ -208,7 +188,14 @@ class RelationModel(RelationPreTrainedModel):
         hidden states, and unknown options.
         """
         self._check(options)
-        cache = RelationCache.of(self.config, [cache, past_key_values], use_cache)
+        cache = past_key_values if cache is None else cache
+        if cache is None and use_cache:
+            cache = RelationCache(self.config)
+        if not isinstance(cache, RelationCache | None):
+            raise InputError(
+                f"the cache is a {type(cache).__name__}; a Relation model takes "
+                "relation.hf.RelationCache(model.config)"
+            )
         read = 0 if cache is None else cache.columns
         starts = _starts(position_ids, attention_mask, input_ids, read)
         if cache is None:
