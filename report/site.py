@@ -451,23 +451,23 @@ def _option(value: Any) -> str:
 
 
 def run_groups(settings: Sequence[Setting], published: bool) -> list[dict[str, Any]]:
-    """Training runs by campaign and variation; a shipped report has those of every campaign."""
+    """Training runs by campaign; a shipped report has those of every campaign."""
     root, groups = _root(published), []
     corpora = {setting.campaign: setting.corpus for setting in settings}
     shipped = sorted(path.parent.name for path in root.glob("*/runs.parquet")) if published else ()
     for name in dict.fromkeys([*corpora, *shipped]):
         runs = records.read(root / name / "runs.parquet", "runs")
         runs = runs.assign(own_scale=runs["scale"], title=runs["variant"].map(data.title))
+        runs = runs.assign(anchor=data.anchors(Setting(name), "runs", runs))
         known = Path("config", f"{name}.yaml").exists()  # else it can be made no more
-        for variation, of in runs.groupby("variation", sort=False):
-            setting = Setting(name, variation, corpus=corpora.get(name))
-            rows = of.assign(anchor=data.anchors(setting, "runs", of)).to_dict("records")
-            for row in rows:
-                choice = {key: [row[key[:-1]]] for key in ("scales", "seeds", "variants")}
-                file = "runs/{scale}/{variation}/{variant}/{seed}/run.parquet".format_map(row)
-                again = command(setting, published, targets=[file], **choice)
-                row["again"] = again if known else ""
-            groups.append({"name": setting.name, "rows": rows})
+        rows = runs.to_dict("records")
+        for row in rows:
+            setting = Setting(name, row["variation"], corpus=corpora.get(name))
+            choice = {key: [row[key[:-1]]] for key in ("scales", "seeds", "variants")}
+            file = "runs/{scale}/{variation}/{variant}/{seed}/run.parquet".format_map(row)
+            again = command(setting, published, targets=[file], **choice)
+            row["again"] = again if known else ""
+        groups.append({"name": name, "rows": rows})
     return groups
 
 
