@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 TOKEN_TYPE = np.dtype("<u2")
 IGNORED = -100  # the target that cross-entropy skips, PyTorch's convention
-_WINDOWS_AT_A_TIME = 1024
 
 
 def sha256_of(path: Path) -> str:
@@ -122,15 +121,6 @@ class TrainingWindows:
         targets.reshape(-1)[tokens:] = IGNORED
         return inputs, targets
 
-    def count_of(self, token: int) -> np.ndarray:
-        """How often every window's inputs hold a token, (windows,) int64; reads the whole split."""
-        found = np.empty(self.count, np.int64)
-        for first in range(0, self.count, _WINDOWS_AT_A_TIME):
-            last = min(first + _WINDOWS_AT_A_TIME, self.count)
-            inputs = self.tokens[first * self.context : last * self.context]
-            found[first:last] = (inputs.reshape(-1, self.context) == token).sum(1)
-        return found
-
 
 class OrderHash:
     """A running SHA-256 of the windows consumed: equal for two runs that read the same data."""
@@ -209,7 +199,8 @@ def bounded_mask(
     from relation.kernels.documents import Documents
 
     end, most = end_of_text_id(data), 0
-    ends = windows.count_of(end)
+    inputs = windows.tokens[: windows.count * windows.context].reshape(windows.count, -1)
+    ends = (inputs == end).sum(1)  # (windows,)
     for update in updates:
         counts = ends[windows.window_ids(update.first, update.windows)]
         batches = np.add.reduceat(counts, np.arange(0, len(counts), micro))
