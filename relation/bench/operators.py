@@ -175,7 +175,7 @@ def peer_calls(
         y = call(*(values[each] for each in peer.takes))
         torch.autograd.grad(y, [values[each] for each in peer.takes], values["dy"])
 
-    answer = {"error": _error(peer, call, copies[0], shape, device)}
+    answer = {"error": _error(peer, protocol.DTYPES[precision], shape, device)}
     calls = {FORWARD: forward, BACKWARD: backward}
     timers = {each: protocol.Timer(device, calls[each], len(copies)) for each in measures}
     if device.type == "cuda":
@@ -189,36 +189,24 @@ def peer_calls(
     yield {f"host {each}": timer.host_seconds() for each, timer in timers.items()}
 
 
-def _error(
-    peer: Peer, call: Call, inputs: dict[str, Tensor], shape: Shape, device: torch.device
-) -> float:
+def _error(peer: Peer, dtype: torch.dtype, shape: Shape, device: torch.device) -> float:
     """The largest relative RMS error of Y and of p1's, p2's and info's gradients off FP64.
 
-    Of the first sequence, the first heads that share and at most 2048 tokens: no earlier row
-    depends on a later token, and dY is zero elsewhere. A scalar's gradient needs many draws, which
-    the tests make.
+    Of one sequence, the first heads that share and at most 2048 tokens. A scalar's gradient needs
+    many draws, which the tests make. Raises RunError for another function.
     """
-    n, shared = _CHECKED_TOKENS, min(2, shape.kv_heads)
-
-    def part(name: str, x: Tensor) -> Tensor:
-        heads = shared if name in ("p2", "info") else shared * shape.heads // shape.kv_heads
-        return x[:1, :heads, :n] if x.ndim else x
-
-    dy = torch.zeros_like(inputs["dy"])
-    part("dy", dy).copy_(part("dy", inputs["dy"]))
-    y = call(*(inputs[name] for name in peer.takes))
-    found = (y.detach(), *torch.autograd.grad(y, [inputs[name] for name in QKV], dy))
-    given = {name: part(name, inputs[name].detach()).double() for name in peer.takes}
-    leaves = [given[name].requires_grad_() for name in QKV]
-    documents = ragged_documents(shape, device)
-    if documents is not None:
-        starts = documents.starts[:1, :n]
-        documents = Documents.of((starts.diff(prepend=starts[:, :1]) != 0).cumsum(1))
-    exact = peer.definition(*given.values(), documents=documents)
-    truths = (exact, *torch.autograd.grad(exact, leaves, part("dy", dy).double()))
+    shared = min(2, shape.kv_heads)
+    heads, length = shared * shape.heads // shape.kv_heads, min(shape.length, _CHECKED_TOKENS)
+    part = Shape(1, heads, shared, length, shape.width, shape.documents)
+    inputs = draw(part, dtype, device, torch.Generator(device).manual_seed(1))
+    results, dy = [], inputs["dy"]
+    for call, cast in ((peer.build(device), torch.clone), (peer.definition, Tensor.double)):
+        leaves = [cast(inputs[name]).detach().requires_grad_() for name in peer.takes]
+        y = call(*leaves, documents=ragged_documents(part, device))
+        results.append((y, *torch.autograd.grad(y, leaves[:3], dy.to(y.dtype))))
     errors = [
-        ((part(name, ours).double() - truth).square().sum() / truth.square().sum()).sqrt()
-        for name, ours, truth in zip(("Y", *QKV), found, truths, strict=True)
+        ((ours.double() - truth).square().sum() / truth.square().sum()).sqrt()
+        for ours, truth in zip(*results, strict=True)
     ]
     worst = torch.stack(errors).max().item()  # NaN where one is
     if not worst <= _SAME_FUNCTION:
