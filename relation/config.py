@@ -403,15 +403,6 @@ def campaign_values(name: str, folder: Path) -> dict:
     return merged
 
 
-_PHRASES = {
-    "literal_error": "{value} is not one of {expected}",
-    "string_pattern_mismatch": "{value} does not match {pattern!r}",
-    "finite_number": "{value} is not a finite number",
-    "less_than_equal": "{value} is greater than the maximum of {le}",
-    **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), "{value} is no mapping"),
-}
-
-
 def validated(section: type[Section], values: Mapping, where: str) -> Any:
     """Values as their type. Raises InputError with the place and reason of one violation.
 
@@ -428,9 +419,7 @@ def validated(section: type[Section], values: Mapping, where: str) -> Any:
             inside = inside[part]
             place.append(str(part))
     value = "this" if isinstance(error["input"], Mapping) else repr(error["input"])[:80]
-    phrase = _PHRASES.get(error["type"])
-    said = phrase.format(value=value, **error.get("ctx", {})) if phrase else error["msg"]
-    said = said.replace("Input", value, 1).splitlines()[0]
+    said = error["msg"].replace("Input", value, 1).splitlines()[0]
     raise InputError(f"{where}: {'.'.join(place) or 'top level'}: {said}")
 
 

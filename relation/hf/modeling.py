@@ -50,6 +50,7 @@ class RelationConfig(PretrainedConfig):
         "hidden_size": "d_model",
         "intermediate_size": "d_ff",
         "num_attention_heads": "heads",
+        "num_key_value_heads": "kv_heads",
         "initializer_range": "init_std",
     }
 
@@ -91,15 +92,6 @@ class RelationConfig(PretrainedConfig):
                 f"num_hidden_layers is {layers} and layout {self.layout!r}; give a layout with a "
                 f'letter a layer, such as "F" * {layers}'
             )
-
-    @property
-    def num_key_value_heads(self) -> int:
-        """Heads of the second coordinate and of information."""
-        return self.heads if self.kv_heads is None else self.kv_heads
-
-    @num_key_value_heads.setter
-    def num_key_value_heads(self, heads: int) -> None:
-        self.kv_heads = heads
 
 
 class RelationCache:
