@@ -37,7 +37,7 @@ SIGNS = {
 }
 # What the first page shows of the tables: table, row by scale, column, format.
 HEADLINES = {
-    "Validation NLL, Relation − MHA, seeds 42 to 44 (nat/token)": (
+    "Validation NLL, Relation − MHA, first pairs (nat/token)": (
         "app-nll",
         "{}/mean",
         "delta",
@@ -179,11 +179,16 @@ def _write_pages(pages: Mapping[str, Mapping[str, Any]], out: Path, **known: Any
         (out / name).write_text(text, encoding="utf-8")
 
 
-def number(value: float | None, form: str = "") -> str:
-    """A number with a real minus sign, to four digits or in a format; a dash for none."""
+def number(value: float | None, form: str, small: bool = True) -> str:
+    """A number in a format, with a real minus sign; a dash for none.
+
+    small: one that the format would print as zero keeps two digits.
+    """
     if value is None or math.isnan(value):
         return render.DASH
-    return render.number_text(value, form or (",.0f" if abs(value) >= 1e4 else ".4g"))
+    if not small and form.endswith("f"):
+        value = round(value, int(form[-2]))
+    return render.number_text(value, form)
 
 
 def rich(text: str) -> Markup:
@@ -237,7 +242,8 @@ def differences(found: Sequence[Shown]) -> list[tuple[int, Evidence, float, dict
                 ends = (None if math.isnan(cell[end]) else cell[end] for end in ("low", "high"))
                 known = {"paper": printed, "ours": cell["value"], "n": cell["n"]}
                 known |= dict(zip(("low", "high"), ends, strict=True))
-                shown = Evidence(scale, str(each.setting), "nat/token", counted="pairs", **known)
+                name = own if each.miniature else scale
+                shown = Evidence(name, str(each.setting), "nat/token", counted="pairs", **known)
                 rows.append((SCALES.index(scale), place, shown, nll[row, f"{prefix}mha"]["value"]))
                 break
     axis = _axis([shown for *_, shown, _ in rows]) if rows else None
@@ -276,7 +282,8 @@ def cost(cells: pd.DataFrame) -> str:
     def of(table: str, column: str) -> dict[str, dict]:
         rows = cells[(cells["table"] == table) & (cells["column"] == column)]
         rows = rows[(rows["status"] == "ok") & rows["row"].isin(SCALES)]
-        return rows.drop_duplicates("row").set_index("row").to_dict("index")
+        rows = rows.drop_duplicates("row").to_dict("records")
+        return {row["scale"] or row["row"]: row for row in rows}
 
     def told(values: Iterable[str], scales: Iterable[str]) -> str:
         return f"{', '.join(values)}{{}} at {', '.join(scales)}"
