@@ -264,7 +264,7 @@ def answer(rows: Sequence[Evidence]) -> str:
         if of
     ]
     left = len(rows) - sum(map(len, sure.values()))
-    told += [f"In {left} of {len(rows)} no difference is established"] if left else []
+    told += [f"In {left} of {len(rows)} comparisons no difference is established"] if left else []
     return ". ".join([*told, ""]).strip()
 
 
