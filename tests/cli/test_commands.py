@@ -39,7 +39,6 @@ def said(capsys: pytest.CaptureFixture, *arguments: str, status: int = 0) -> str
         (["prepare", "sample-5"], "has no data 'sample-5'; choose among sample-512, sample-1024"),
         (["recall", "gla"], "campaign smoke has no recall of 'gla'"),
         (["diagnose", RUN], "results/smoke/data/sample-512/data.parquet is missing; run"),
-        (["export", RUN, "--folder", "x"], "is missing; run snakemake to make it"),
         *(([*job, "--hash", "0123456789abcdef"], "planned was 0123456789abcdef") for job in JOBS),
     ],
 )

@@ -28,7 +28,6 @@ from relation.nn.generate import (
     stream_text,
     why_plain,
 )
-from relation.variants import VARIANTS
 
 GREEDY = Sampling(temperature=0)
 PROMPTS = ([5, 2, 7, 1], [3], [9, 9, 4, 1, 0, 2, 8])
@@ -79,7 +78,7 @@ def test_sampling_that_means_nothing_is_refused(values):
         Sampling(**values)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", ["mha", "full", "raw-x", "linear", "hybrid"])
 def test_a_greedy_continuation_is_the_full_forwards(variant):
     model = build(variant)
     expected = greedy(model, [5, 2, 7, 1], 40)
