@@ -19,7 +19,8 @@ PUBLISHED = Path("results/published")
 QUOTED = re.compile(
     r"app-nll .*(mean|further) .*|efficient-relation .* (matched|peers.other)_?.?ratio"
     r"|main-results .* (token_reduction|epochs)|app-ablation .* delta|app-configs .* params.*"
-    r"|relation_internal .* l2_exchange.full|app-structural-layerwise .*L[01] (self|effrank)\..*"
+    r"|relation_internal .* (l0_self|l2_exchange).full"
+    r"|app-structural-layerwise .*L[01] (self|effrank)\..*"
 )
 
 
@@ -169,7 +170,8 @@ def readings(values: pd.DataFrame) -> None:
 def main() -> None:
     """Print all of them."""
     books, tried = (records.load(PUBLISHED / name) for name in ("books", "readings"))
-    cells([data.load(column) for column in plan.load({"campaign": "books"}).columns])
+    campaigns = [plan.load({"campaign": name}) for name in ("books", "anchor")]
+    cells([data.load(column) for campaign in campaigns for column in campaign.columns])
     counts()
     for runs in (books["runs"], tried["runs"], records.load(PUBLISHED / "anchor")["runs"]):
         variants(runs)

@@ -143,14 +143,11 @@ def differences(books: pd.DataFrame, fair: pd.DataFrame, folder: Path) -> Sectio
             name, found = titles.get((variation, scale), "Tuned alike"), stats.mean(apart["nll"])
             printed = paper.number("app-nll", f"{scale}/mean", "delta")
             bars.append(Bar(f"{at}: {name}, {len(apart)} pairs", found, printed=printed))
-            row = {"scale": at, "vocabulary": f"{own['vocabulary'].iloc[0]:,}"}
-            row |= {"pairs": f"{len(apart)}", "nat/token": signed(found)}
             bits = apart["bits"].dropna()
-            rows.append(
-                {"setting": name}
-                | row
-                | {BITS: signed(stats.mean(bits), "+.5f") if len(bits) else UNRECORDED}
-            )
+            told = signed(stats.mean(bits), "+.5f") if len(bits) else UNRECORDED
+            row = {"setting": name, "scale": at, "vocabulary": f"{own['vocabulary'].iloc[0]:,}"}
+            row |= {"pairs": f"{len(apart)}", "nat/token": signed(found), BITS: told}
+            rows.append(row)
     if not rows:
         return None
     figure, here = plot(0.3 * len(rows) + 0.7)

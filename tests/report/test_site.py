@@ -15,6 +15,7 @@ import pytest
 from relation import plan, records
 from report import claims, data, figures, site
 from report.data import Setting
+from report.evidence import Evidence
 
 CAMPAIGN = "anchor"  # miniature, three variations, a few hundred rows
 
@@ -136,9 +137,20 @@ def test_verdicts_and_cells_lie_beside_the_pages(built: Path) -> None:
     assert set(verdicts["claim"]) == set(range(1, 25))
     cells = pd.read_parquet(built / "cells.parquet")
     assert set(verdicts["setting"]) == set(cells["setting"])
+    assert "The paper's claims" in (built / "tables.tex").read_text(encoding="utf-8")
     html = (built / "claims.html").read_text(encoding="utf-8")
     for one in claims.CLAIMS:
         assert f'id="claim-{one.number}"' in html
+
+
+def test_the_first_page_says_where_relation_is_surely_better() -> None:
+    known = {"unit": "nat/token", "n": 28}
+    sure = Evidence("10M", "One", ours=-0.0363, low=-0.0477, high=-0.0249, **known)
+    open_ = Evidence("30M", "One", ours=0.0065, low=-0.0461, high=0.0591, **known)
+    alone = Evidence("100M", "One", ours=-0.01, **known)
+    told = site.answer([sure, open_, alone])
+    assert "1 of 3" in told and "0.0363 nat/token (95% 0.0249 to 0.0477, 28 pairs)" in told
+    assert "10M, One" in told and "In 2 of 3 comparisons no difference is established." in told
 
 
 def test_text_of_records_is_escaped() -> None:
