@@ -311,16 +311,21 @@ def test_two_processes_train_the_run_of_one_and_go_on_where_they_were_killed(
     assert run["final_nll"][0] == pytest.approx(one["final_nll"][0], rel=1e-5)
 
 
-@pytest.mark.parametrize(
-    "changes, why",
-    [
-        ({"accumulation": 1}, "1 micro-batches, which 2 processes cannot share"),
-        ({"divergence": "record"}, "divergence: record takes one process"),
-    ],
-)
-def test_processes_that_cannot_train_a_run_are_refused_once(data, tmp_path, changes, why) -> None:
-    process = start(tmp_path, data, processes=2, changes=changes)
+def test_processes_that_cannot_train_a_run_are_refused_once(data, tmp_path) -> None:
+    process = start(tmp_path, data, processes=2, changes={"accumulation": 1})
     said, _ = process.communicate(timeout=180)
-    lines = [line for line in said.splitlines() if line.startswith("error: ")]
-    assert process.returncode != 0 and len(lines) == 1
-    assert why in lines[0]
+    (line,) = (line for line in said.splitlines() if line.startswith("error: "))
+    assert process.returncode and "1 micro-batches, which 2 processes cannot share" in line
+
+
+def test_several_processes_record_no_divergence(data, tmp_path, monkeypatch) -> None:
+    class Two(engine.World):
+        """What one of two processes knows of them."""
+
+        def __init__(self, *given):
+            super().__init__(*given)
+            self.size = 2
+
+    monkeypatch.setattr(engine, "World", Two)
+    given = (small_run(divergence="record"), data, tmp_path / "out", tmp_path / "resume")
+    assert "divergence: record takes one process" in refusal(lambda: train(*given))
