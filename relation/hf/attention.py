@@ -17,10 +17,8 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from relation.errors import InputError
 from relation.kernels.documents import Documents
-from relation.ops import scores
-from relation.ops.attention import shared_matmul
+from relation.ops import full_relation_step
 from relation.ops.backends import Automatic
-from relation.ops.full import flow_of_rows
 
 NAME = "relation"
 TAU = 2.0
@@ -127,22 +125,6 @@ def relation_mask(**options: Any) -> Tensor | Documents | None:
 _OPERATOR = Automatic("full")
 
 
-def _masked(p1: Tensor, p2: Tensor, info: Tensor, lam: Tensor, visible: Tensor | None) -> Tensor:
-    """Full Relation, (B, H, n, D), of n tokens that see what `visible` (B, 1, n, T) says.
-
-    The last token that one sees is itself. None: the n tokens are one, and it sees all. A token
-    that sees nothing is padding: it gets something finite.
-    """
-    U = scores(p1, p2)
-    if visible is None:
-        visible = torch.ones(1, 1, *U.shape[-2:], dtype=torch.bool, device=U.device)
-    visible = visible | ~visible.any(-1, keepdim=True)
-    own = visible.shape[-1] - 1 - visible.flip(-1).int().argmax(-1, keepdim=True)
-    own = own.expand(*U.shape[:3], 1)
-    flow = flow_of_rows(U, lam, TAU, own, visible.sum(-1, keepdim=True), ~visible)
-    return shared_matmul(flow.to(info.dtype), info)
-
-
 def relation_attention(
     module: nn.Module,
     query: Tensor,
@@ -192,7 +174,10 @@ def relation_attention(
         key, value = key[:, :, :n], value[:, :, :n]
         y = _OPERATOR(query, key, value, lam, TAU, documents=documents)
     else:
-        y = _masked(query, key, value, lam, attention_mask)
+        if attention_mask is not None:
+            # A token that sees nothing is padding: it sees all, and gets something finite.
+            attention_mask = attention_mask | ~attention_mask.any(-1, keepdim=True)
+        y = full_relation_step(query, key, value, lam, TAU, visible=attention_mask)
     return y.transpose(1, 2), None
 
 

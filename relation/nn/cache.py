@@ -91,6 +91,14 @@ class HistoryCache(Cache):
         """Views of the two states, (B, H, T, D), T the longest row's tokens."""
         return tuple(buffer[:, :, : self.length] for buffer in self.tensors)
 
+    def visible(self, tokens: int) -> Tensor | None:
+        """What the last block's tokens see, bool (B, 1, n, T); None: all up to themselves."""
+        if self.lengths is None:
+            return None
+        device = self.lengths.device
+        places = self.lengths[:, None] + torch.arange(-tokens, 0, device=device)  # (B, n)
+        return torch.arange(self.length, device=device) <= places[:, None, :, None]
+
     def append(self, first: Tensor, second: Tensor) -> tuple[Tensor, ...]:
         """Add a block's two states, (B, H, n, D) alike, and return `states` with them.
 

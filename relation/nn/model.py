@@ -289,7 +289,8 @@ class HistoryMixer(Mixer):
         history = None if cache is None else cache.append(p2, info)
         if decodes:
             step = self.operators[0]
-            y = step(p1, *history, *self.arguments(), **self.options, lengths=cache.lengths)
+            visible = cache.visible(p1.shape[2])
+            y = step(p1, *history, *self.arguments(), **self.options, visible=visible)
         else:
             y = self.call(p1, p2, info, *self.arguments(), **self.options, documents=documents)
         return self.output(y, x)
