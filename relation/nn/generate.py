@@ -195,7 +195,7 @@ class Prepared:
 
     @torch.no_grad()
     def __init__(self, model: Decoder, dtype: torch.dtype):
-        self.config, self.dtype = model.config, dtype
+        self.config = model.config
         reason = why_plain(model, model.embedding.weight.device, dtype)
         if reason:
             raise InputError(f"the decoding kernels cannot run this model: {reason}")
