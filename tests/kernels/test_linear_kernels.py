@@ -191,17 +191,6 @@ class TestInterpreted:
             else:
                 assert torch.equal(one, other)
 
-    def test_the_state_joins_two_halves(self):
-        p1, p2, info, g, state, _, _ = draw(7, (1, 2, 21, 16))
-        whole, final = kernels.linear_relation(p1, p2, info, g, state=state)
-        parts = []
-        for part in (slice(0, 9), slice(9, 21)):
-            inputs = (x[:, :, part] for x in (p1, p2, info, g))
-            y, state = kernels.linear_relation(*inputs, state=state)
-            parts.append(y)
-        torch.testing.assert_close(torch.cat(parts, 2), whole)
-        torch.testing.assert_close(state, final)
-
     def test_either_result_alone_and_inputs_without_gradient(self):
         p1, p2, info, g, state, dy, dfinal = draw(8, (1, 1, 18, 16))
         for result, gradient in ((0, dy), (1, dfinal)):
@@ -212,10 +201,6 @@ class TestInterpreted:
                 gradients.append(leaf.grad)
             torch.testing.assert_close(*gradients)
         assert p1.grad is None and state.grad is None
-
-    def test_the_first_token_is_its_own_information(self):
-        p1, p2, info, g, *_ = draw(9, (1, 2, 5, 16))
-        assert torch.equal(kernels.linear_relation(p1, p2, info, g)[0][:, :, 0], info[:, :, 0])
 
 
 @pytest.mark.gpu

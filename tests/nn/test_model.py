@@ -227,10 +227,3 @@ def test_impossible_models_are_refused_in_one_line(variant, changes, said):
 def test_what_a_model_cannot_read_is_refused_in_one_line(tokens, documents, said):
     model = build("full")
     assert said in refusal(lambda: model(tokens, documents))
-
-
-def test_a_backend_that_cannot_run_here_is_refused():
-    config = build("full").config
-    assert "fast" in refusal(lambda: Decoder(config, Execution(full="fast")))
-    device = torch.device("cpu")
-    assert "cannot run here" in refusal(lambda: Execution(full="flex").decoder(config, device))
