@@ -201,14 +201,11 @@ class DecodeState:
         Raises InputError for lengths that do not fit, an empty prompt among them.
         """
         batch, width = tokens.shape
-        if len(lengths) != batch or max(lengths) > width:
+        if len(lengths) != batch or not 1 <= min(lengths) <= max(lengths) <= width:
             raise InputError(
                 f"tokens have shape {tuple(tokens.shape)} and lengths are {list(lengths)[:8]}; "
-                f"give {batch} lengths of at most {width}"
+                f"give {batch} lengths from 1 to {width}"
             )
-        if min(lengths) < 1:
-            row = next(row for row, length in enumerate(lengths) if length < 1)
-            raise InputError(f"prompt {row} is empty; give each row of a batch at least one token")
         counts = torch.tensor(lengths, device=tokens.device)
         if len(set(lengths)) > 1:
             for layer in self.layers:

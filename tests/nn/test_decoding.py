@@ -148,7 +148,7 @@ def test_a_state_keeps_the_rows_it_is_given_in_their_order():
 
 @pytest.mark.parametrize(
     ("lengths", "said"),
-    [([3], "2 lengths"), ([3, 99], "at most 31"), ([3, 0], "prompt 1 is empty")],
+    [([3], "2 lengths"), ([3, 99], "from 1 to 31"), ([3, 0], "from 1 to 31")],
 )
 def test_lengths_that_do_not_fit_are_refused(lengths, said):
     model = stirred("hybrid")
