@@ -100,7 +100,7 @@ def test_a_long_text_after_a_state_is_read_in_blocks():
     assert sizes == [2 * BLOCK + 3, BLOCK, BLOCK, 3]
 
 
-@pytest.mark.parametrize("variant", ["mha", "full", "exchange-only", "linear", "hybrid"])
+@pytest.mark.parametrize("variant", ["mha", "exchange-only", "hybrid"])
 def test_a_batch_continues_each_prompt_as_if_alone(variant):
     model = build(variant)
     texts = [greedy(model, prompt, 12) for prompt in PROMPTS]
@@ -112,9 +112,9 @@ def test_a_batch_continues_each_prompt_as_if_alone(variant):
 
 def test_a_drawn_text_depends_on_its_seed_and_row_alone():
     model, sampling = build("mha"), Sampling(temperature=3, seed=4)
-    both = generate_batch(model, PROMPTS[:2], 60, sampling)
-    assert both[0] == list(generate_tokens(model, PROMPTS[0], 60, sampling))
-    assert both == generate_batch(model, PROMPTS, 60, sampling)[:2]
+    both = generate_batch(model, PROMPTS[:2], 30, sampling)
+    assert both[0] == list(generate_tokens(model, PROMPTS[0], 30, sampling))
+    assert both == generate_batch(model, PROMPTS, 30, sampling)[:2]
     same = generate_batch(model, [PROMPTS[1]] * 2, 30, sampling)
     assert same[0] != same[1]
     assert same != generate_batch(model, [PROMPTS[1]] * 2, 30, replace(sampling, seed=5))

@@ -31,6 +31,11 @@ def built(tmp_path_factory) -> Path:
     return out
 
 
+@cache
+def load(campaign: str, variation: str) -> data.Records:
+    return data.load(Setting(campaign, variation))
+
+
 def _nothing(*_) -> list:
     return []
 
@@ -97,7 +102,7 @@ def test_a_command_makes_again_exactly_the_run_beside_it() -> None:
 
 
 def test_every_benchmark_and_check_has_the_command_that_makes_it() -> None:
-    rows = site.system_records(data.load(Setting("books", "nearest")), {"nearest"}, published=True)
+    rows = site.system_records(load("books", "nearest"), {"nearest"}, published=True)
     assert {row["kind"] for row in rows if not row["again"]} == {"models"}
     planned = cache(lambda **choice: set(plan.load(choice).files(lambda *_: ())))
     for command in {row["again"] for row in rows if row["again"]}:
@@ -105,7 +110,7 @@ def test_every_benchmark_and_check_has_the_command_that_makes_it() -> None:
         assert words[3:] and {w.removeprefix("results/books/") for w in words[3:]} <= planned(
             **choice
         )
-    former = site.system_records(data.load(Setting("books", "gpt2")), {"nearest"}, published=True)
+    former = site.system_records(load("books", "gpt2"), {"nearest"}, published=True)
     assert not any(row["again"] for row in former)
 
 
@@ -160,7 +165,7 @@ def test_text_of_records_is_escaped() -> None:
 
 
 def test_what_did_not_run_has_its_reason_and_its_command() -> None:
-    found = data.load(Setting(CAMPAIGN, "scaled-sd-0.02"))
+    found = load(CAMPAIGN, "scaled-sd-0.02")
     planned = found.planned.assign(status="failed", reason="loss is nan")
     shown = site.Shown(found.setting, True, pd.DataFrame(), [], [], planned, [], "")
     rows = site.missing([shown], published=True)
@@ -180,8 +185,8 @@ def test_a_link_to_a_claim_opens_it(built: Path) -> None:
 
 
 def test_seeds_that_a_variation_plans_are_not_further():
-    own = data.load(Setting(CAMPAIGN, "scaled-sd-0.02")).runs
+    own = load(CAMPAIGN, "scaled-sd-0.02").runs
     assert {143, 144} <= set(own["seed"]) and not own["further"].any()
-    nearest = data.load(Setting("books", "nearest", ("10M",))).runs
+    nearest = load("books", "nearest").runs.query("scale == '10M'")
     assert set(nearest.loc[~nearest["further"], "seed"]) == {42, 43, 44}
     assert nearest["further"].any()
