@@ -101,7 +101,8 @@ def _entry(column: Column, cell: dict[str, Any], out: Printed) -> Entry:
         text = STATUS_WORDS.get(cell["status"], cell["status"])
         note = out.mark(f"{cell['status']}: {cell['reason']}") if cell["reason"] else ""
         return Entry(text, note=note, missing=True, anchor=behind)
-    found = Entry(anchor=behind, sign=cell["agrees"])
+    # Two panels may have a column of one key, of which one has a value of no effect.
+    found = Entry(anchor=behind, sign=None if column.null is None else cell["agrees"])
     unit, form = cell["unit"], column.format
     if unit == "text":
         found.text = words(cell["text"])
@@ -155,6 +156,9 @@ def prepare(table: Table, cells: pd.DataFrame, settings: Sequence[Setting]) -> P
     for title, columns in table.panels.items():
         keys = [column.column for column in columns]
         found = [row for row, column in index if column in keys and row != "setting"]
+        if title in table.rows:  # its own, and such as no other panel has
+            others = {row for panel, of in table.rows.items() if panel != title for row in of}
+            found = [row for row in found if row not in others]
         rows = [row for row in dict.fromkeys([*table.rows_of(title), *found]) if row in scales]
         # Rows of one scale together, scales in the order of their first row.
         groups = list(dict.fromkeys(row.partition("/")[0] for row in rows))
