@@ -11,10 +11,11 @@ from itertools import islice
 
 import pytest
 import torch
+from conftest import refusal
 from interpreter import INTERPRETED, run_interpreted
 from models import greedy
 
-from relation.errors import InputError, RunError
+from relation.errors import RunError
 from relation.nn import Decoder, Execution, ModelConfig
 from relation.nn.generate import (
     BLOCK,
@@ -74,8 +75,7 @@ def test_the_distribution_is_what_the_options_say(sampling, expected):
                {"top_p": math.nan}, {"seed": -1}, {"seed": 2**63}],
 )  # fmt: skip
 def test_sampling_that_means_nothing_is_refused(values):
-    with pytest.raises(InputError, match=next(iter(values))):
-        Sampling(**values)
+    assert next(iter(values)) in refusal(lambda: Sampling(**values))
 
 
 @pytest.mark.parametrize("variant", ["mha", "full", "raw-x", "linear", "hybrid"])
@@ -138,19 +138,17 @@ def test_generation_goes_on_from_a_state_and_takes_memory_as_tokens_come():
      ("text", 3, "no token ids"), (torch.tensor([1, 2]), 3, "no token ids")],
 )  # fmt: skip
 def test_what_cannot_be_continued_is_refused_at_once(prompt, count, match):
-    with pytest.raises(InputError, match=match):
-        generate_tokens(build("full"), prompt, count, GREEDY)
+    assert match in refusal(lambda: generate_tokens(build("full"), prompt, count, GREEDY))
 
 
 def test_unfit_batches_and_broken_weights_are_told():
     model = build("full")
     for prompts, match in (([], "no prompt"), ([[1], []], "prompt 1 is empty")):
-        with pytest.raises(InputError, match=match):
-            generate_batch(model, prompts, 3, GREEDY)
+        assert match in refusal(lambda given=prompts: generate_batch(model, given, 3, GREEDY))
     with torch.no_grad():
         model.norm.weight[0] = torch.nan
-    with pytest.raises(RunError, match="finite"):
-        list(generate_tokens(model, [1], 3, GREEDY))
+    broken = generate_tokens(model, [1], 3, GREEDY)
+    assert "finite" in refusal(lambda: next(broken), RunError)
 
 
 TEXT = "Naïve — 😀 café, “quoted”\n  日本語 \x00 end…"
@@ -331,5 +329,4 @@ class TestOnGpu:
 )  # fmt: skip
 def test_a_model_without_kernels_is_named(variant, part):
     assert part in why_plain(prepared_model(variant), torch.device("cpu"), torch.float32)
-    with pytest.raises(InputError, match=part):
-        Prepared(prepared_model(variant), torch.float32)
+    assert part in refusal(lambda: Prepared(prepared_model(variant), torch.float32))
