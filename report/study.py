@@ -81,8 +81,10 @@ def minus(over: str, under: str) -> str:
 
 
 def recorded(rows: list[dict[str, str]]) -> pd.DataFrame:
-    """A table without the columns that no row has a value of."""
+    """A table without columns that no row has a value of, or of diverged runs where none is."""
     table = pd.DataFrame(rows).fillna("—")
+    if "Welch" in table and (table["Welch"] == table["without diverged"]).all():
+        table = table.drop(columns="without diverged")
     return table.loc[:, ~table.isin([UNRECORDED, ""]).all()]
 
 
@@ -142,7 +144,8 @@ def differences(books: pd.DataFrame, fair: pd.DataFrame, folder: Path) -> Sectio
                 continue
             name, found = titles.get((variation, scale), "Tuned alike"), stats.mean(apart["nll"])
             printed = paper.number("app-nll", f"{scale}/mean", "delta")
-            bars.append(Bar(f"{at}: {name}, {len(apart)} pairs", found, printed=printed))
+            pairs = f"{len(apart)} pair{'s' if len(apart) > 1 else ''}"
+            bars.append(Bar(f"{at}: {name}, {pairs}", found, printed=printed))
             bits = apart["bits"].dropna()
             told = signed(stats.mean(bits), "+.5f") if len(bits) else UNRECORDED
             row = {"setting": name, "scale": at, "vocabulary": f"{own['vocabulary'].iloc[0]:,}"}
@@ -314,6 +317,11 @@ def tokens_to_mha(curves: pd.DataFrame, arm: str) -> float | None:
     return stats.crossing(curves.index, curves[arm][seeds].mean(axis=1).to_numpy(), target)
 
 
+def p_text(p: float) -> str:
+    """A p value to three digits; a dash where there is none."""
+    return "—" if math.isnan(p) else "< 0.001" if p < 0.0005 else f"{p:.3f}"
+
+
 FAMILIES = {"primary": "primary", "arms": "each variant"}
 
 
@@ -329,8 +337,8 @@ def comparisons(runs: pd.DataFrame, folder: Path) -> Section | None:
                 "seeds": str(len(found.seeds)),
                 "Welch": signed(found.welch),
                 "paired": signed(found.paired),
-                "p": "" if math.isnan(one.p) else f"{one.p:.3f}",
-                f"p within ±{MARGIN}": "" if math.isnan(one.within) else f"{one.within:.3f}",
+                "p": p_text(one.p),
+                f"p within ±{MARGIN}": p_text(one.within),
                 "verdict": verdict(found.welch.value, one.p, one.within),
                 "without diverged": signed(found.kept),
             }
@@ -344,7 +352,7 @@ def comparisons(runs: pd.DataFrame, folder: Path) -> Section | None:
     forest(here, sorted(bars, key=lambda bar: bar.found.value))
     here.set_xlabel("difference of final validation NLL (nat/token)")
     save(figure, folder / "comparisons.svg")
-    return Section("comparisons", pd.DataFrame(rows), figure=True)
+    return Section("comparisons", recorded(rows), figure=True)
 
 
 def elsewhere(runs: pd.DataFrame) -> list[Section]:
