@@ -22,7 +22,6 @@ from transformers.utils import can_return_tuple
 from relation.errors import InputError
 from relation.kernels.documents import Documents
 from relation.nn import Decoder, DecodeState
-from relation.nn.model import FullRelationMixer
 from relation.variants import FULL, ModelConfig
 
 # A model of 10M parameters: transformers makes a configuration without arguments to compare with.
@@ -144,9 +143,6 @@ class RelationPreTrainedModel(PreTrainedModel):
         if getattr(decoder, "_is_hf_initialized", False):  # by the base model
             return
         decoder.initialise(int(torch.randint(2**62, (), device="cpu")))
-        for module in decoder.modules():
-            if isinstance(module, FullRelationMixer) and not isinstance(module.lam, nn.Parameter):
-                module.lam.zero_()  # a buffer that no file holds
         decoder._is_hf_initialized = True
 
 

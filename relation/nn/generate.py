@@ -160,7 +160,7 @@ class _Layer:
             self.retention = (mixer.retention_up.detach().to(dtype).contiguous(), *vectors)
             readers.append(mixer.retention_down.weight)
         if letter == FULL:
-            self.lam = mixer.lam.detach().float().clone()
+            self.lam = mixer.arguments(mixer.wo.weight)[0].detach().float().clone()
             self.transport_self = mixer.options["transport_self"]
         self.inward = (torch.cat(readers) * block.mixer_norm.weight).to(dtype)
         self.outward = mixer.wo.weight.to(dtype)

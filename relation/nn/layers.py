@@ -66,8 +66,6 @@ class _Layer(nn.Module):
                 nn.init.uniform_(parameter, -(self.head_dim**-0.5), self.head_dim**-0.5)
             else:
                 parameter.copy_(retention_start(name, torch.rand_like(parameter)))
-        for buffer in self.buffers():  # the lambda of a layer that does not count
-            buffer.zero_()
 
     def forward(
         self,

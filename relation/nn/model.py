@@ -266,7 +266,7 @@ class HistoryMixer(Mixer):
     operators: tuple[Call, Call]  # the forms of the definition that decode, and that give F
     options: dict[str, bool]  # of every call
 
-    def arguments(self) -> tuple:
+    def arguments(self, p1: Tensor) -> tuple:
         """What follows I in a call."""
         return ()
 
@@ -286,20 +286,21 @@ class HistoryMixer(Mixer):
         # Under autocast the projections are BF16 and scaled X is FP32: Raw-X transports BF16 too.
         info = self.information(x).to(p1.dtype)
         decodes = cache is not None and cache.length > 0
+        given = self.arguments(p1)
         history = None if cache is None else cache.append(p2, info)
         if decodes:
             step = self.operators[0]
             visible = cache.visible(p1.shape[2])
-            y = step(p1, *history, *self.arguments(), **self.options, visible=visible)
+            y = step(p1, *history, *given, **self.options, visible=visible)
         else:
-            y = self.call(p1, p2, info, *self.arguments(), **self.options, documents=documents)
+            y = self.call(p1, p2, info, *given, **self.options, documents=documents)
         return self.output(y, x)
 
     def flow(self, x: Normed, rope: RopeTables, documents: Documents | None = None) -> Tensor:
         """The layer's F (B, H, T, T), FP32 (Eq. 3)."""
-        given = (*self.coordinates(x, rope), *self.arguments())
+        p1, p2 = self.coordinates(x, rope)
         options = {k: v for k, v in self.options.items() if k != "transport_self"}
-        return self.operators[1](*given, **options, documents=documents)
+        return self.operators[1](p1, p2, *self.arguments(p1), **options, documents=documents)
 
     def transport(self, x: Normed, flow: Tensor) -> Tensor:
         """The mixer's output by the definition, from the flow of the same x."""
@@ -330,14 +331,13 @@ class FullRelationMixer(HistoryMixer):
     def __init__(self, config: ModelConfig, layer_index: int, call: Call):
         super().__init__(config, layer_index, call)
         self.options = {"transport_self": config.transport_self}
-        if config.count_calibration:
-            self.lam = nn.Parameter(torch.tensor(config.lambda_init))
-        else:
-            self.register_buffer("lam", torch.tensor(0.0), persistent=False)
+        lam = nn.Parameter(torch.tensor(config.lambda_init)) if config.count_calibration else None
+        self.register_parameter("lam", lam)
 
-    def arguments(self) -> tuple[Tensor, float]:
+    def arguments(self, p1: Tensor) -> tuple[Tensor, float]:
         """lambda, FP32 at least, in a layer of 16-bit parameters too; and tau (Eq. 2)."""
-        return self.lam.to(torch.promote_types(self.lam.dtype, torch.float32)), self.tau
+        lam = p1.new_zeros(()) if self.lam is None else self.lam
+        return lam.to(torch.promote_types(lam.dtype, torch.float32)), self.tau
 
 
 class CalibratedMixer(FullRelationMixer):
