@@ -27,7 +27,7 @@ site: published
 	@echo "Serve it: python3 -m http.server --directory site"
 
 test: setup
-	$(RUN) python -m pytest -m "not slow and not slurm" -n auto --dist loadfile
+	$(RUN) python -m pytest -m "not slow and not slurm" -n auto --dist loadfile --no-loadscope-reorder
 
 setup: $(READY)
 

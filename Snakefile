@@ -22,7 +22,6 @@ try:
     CAMPAIGN = load(config)
     # What is to be made, by path, with its hash: all but what results/published has.
     FILES = CAMPAIGN.files(records.published_hashes)
-    CAMPAIGN.check_texts(FILES)
 except InputError as error:
     sys.exit(f"error: {error}")
 FOLDER = CAMPAIGN.folder.as_posix()

@@ -25,27 +25,72 @@ from relation.train.step import UpdateStep, autocast
 from relation.variants import MIXERS, ModelConfig
 
 Operator = Callable[..., Any]
-Tensors = dict[str, Tensor]
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
 SLACK = {torch.bfloat16: 1e-3, torch.float16: 1e-3, torch.float32: 1e-5, torch.float64: 1e-12}
 # BF16 rounds a share of flow to 2^-9 of it, the sums of a row and of a score add to that. A mixed
 # entry is rounded once, so that lengths are off by 2^-8 and what comes back by 3 * 2^-9.
 _IDENTITY_SLACK = {"bf16": 2.0**-7, "fp32": 1e-5, "fp64": 1e-12}
-# H, T and D of the checks of identities. Of `identity` D is T, as the flow is read off what it
-# transports of unit vectors; the recurrence's T is three chunks of the Triton kernel and a rest.
+# H, T and D of the checks of identities. Of `identity` D is T and of `mixing` T is H, as flow and
+# mixing are read off unit vectors; the recurrence's T is three chunks of the Triton kernel and 8.
 _SIZES = {
     "identity": (2, 64, 64),
-    "mixing": (8, 16, 32),
+    "mixing": (8, 8, 1),
     "recurrence": (2, 200, 32),
     "history": (2, 136, 32),
 }
 _TO_THE_BIT = "no output reads a later token"
 _FORGOTTEN = (0.01, 10.0)  # the most that a token forgets: head 0 keeps nearly all, head 1 little
+_FEWEST_FOR_LARGEST = 16  # the largest error of fewer numbers is left to their RMS
+_STANDARD_ERRORS = 4  # of a scale; chance alone passes four once in 16,000
+# Half of the 2% that must be found; the noise of the faulty gradient may take the other half.
+_LARGEST_SCALE_ERROR = 0.01
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
     """Of lambda, angles and retention beside states of `dtype`: FP32 at least."""
     return torch.promote_types(dtype, torch.float32)
+
+
+def deviations(
+    draws: Iterable[dict[Any, tuple[Tensor, Tensor, Tensor]]],
+    dtype: torch.dtype,
+    scales: bool = False,
+) -> Iterator[dict]:
+    """Rows of error, yardstick and allowed: RMS and largest error of each result over all draws.
+
+    draws: by name, a result, the definition's in `dtype` and the definition's in FP64.
+    scales: also the scale error |<g, t> / <t, t> - 1|, g the result and t the truth over all draws.
+    BF16's own noise is 1 to 4% of a gradient's RMS, in which 2% more would not show; noise that
+    does not follow the truth averages out in the product. It may be twice the yardstick's plus the
+    slack plus four standard errors of the noisier of both, but never more than 1%, half of the
+    error that must be found.
+    """
+    drawn: dict[tuple[Any, int], list[Tensor]] = {}
+    for results in draws:
+        for name, (found, yardstick, truth) in results.items():
+            x = torch.stack((found.double() - truth, yardstick.double() - truth, truth.double()))
+            x = x.view(3, -1)  # (3, numbers): the error, the yardstick's and the truth
+            moments = torch.stack((x.square().sum(1), x.abs().amax(1), x @ x[2]), dim=1)
+            drawn.setdefault((name, truth.numel()), []).append(moments)  # (3, 3)
+    for (name, elements), each in drawn.items():
+        squares, largest, products = torch.stack(each).cpu().unbind(-1)  # (draws, 3) each
+        sizes = {"RMS": (squares.mean(0) / elements).sqrt()}
+        if elements >= _FEWEST_FOR_LARGEST:
+            sizes["largest"] = largest.amax(0)
+        for measure, values in sizes.items():
+            error, yardstick, truth = values.tolist()
+            row = {"name": name, "measure": measure, "error": error, "yardstick": yardstick}
+            yield row | {"allowed": 2 * yardstick + SLACK[dtype] * truth}
+        if scales:
+            power = products[:, 2].sum()  # of the truth
+            error, yardstick = (products[:, :2].sum(0).abs() / power).tolist()
+            noise = (products[:, :2].square().sum(0).amax().sqrt() / power).item()
+            allowed = 2 * yardstick + SLACK[dtype] + _STANDARD_ERRORS * noise
+            row = {"name": name, "measure": "scale", "error": error, "yardstick": yardstick}
+            yield row | {"allowed": min(allowed, _LARGEST_SCALE_ERROR)}
+
+
+# Operators.
 
 
 def _results(
@@ -60,40 +105,6 @@ def _results(
     return [x.detach() for x in (*found, *torch.autograd.grad(found, leaves, into))]
 
 
-def moments(found: Tensor, yardstick: Tensor, truth: Tensor) -> Tensor:
-    """Of the error, the yardstick's error and the truth, (3, 3) in FP64.
-
-    Each row: the sum of squares, the largest magnitude and the product with the truth.
-    """
-    x = torch.stack((found.double() - truth, yardstick.double() - truth, truth)).view(3, -1)
-    return torch.stack((x.square().sum(1), x.abs().amax(1), x @ truth.flatten()), dim=1)
-
-
-def _sizes(drawn: Tensor, elements: int, slack: float) -> Iterator[dict]:
-    """The RMS and the largest error of a result over all draws; drawn: `moments`, (draws, 3, 3)."""
-    squares, largest, _ = drawn.unbind(-1)  # each (draws, 3)
-    sizes = {"RMS": (squares.mean(0) / elements).sqrt(), "largest": largest.amax(0)}
-    for measure, values in sizes.items():
-        error, yardstick, truth = values.tolist()
-        row = {"measure": measure, "error": error, "yardstick": yardstick}
-        yield row | {"allowed": 2 * yardstick + slack * truth}
-
-
-def deviations(
-    names: Sequence[str], draws: Iterable[tuple[list[Tensor], ...]], dtype: torch.dtype
-) -> Iterator[dict]:
-    """RMS and largest error of each named result over all draws: error, yardstick and allowed.
-
-    draws: an operator's results, the definition's in `dtype` and the definition's in FP64.
-    """
-    drawn = []
-    for draw in draws:
-        drawn.append(torch.stack([moments(*results) for results in zip(*draw, strict=True)]))
-        elements = [truth.numel() for truth in draw[-1]]
-    for name, count, each in zip(names, elements, torch.stack(drawn, 1), strict=True):
-        yield from ({"name": name, **row} for row in _sizes(each, count, SLACK[dtype]))
-
-
 def exactness(
     operator: Operator, shape: Sequence[int], dtype: torch.dtype, device: torch.device, draws: int
 ) -> Iterator[dict]:
@@ -103,8 +114,9 @@ def exactness(
     """
     generator = torch.Generator(device).manual_seed(1)
     heads, length, width = shape
+    names = ("Y", "dp1", "dp2", "dinfo", "dlam")
 
-    def draw() -> tuple[list[Tensor], ...]:
+    def draw() -> dict[str, tuple[Tensor, ...]]:
         # Stored (B, T, H, D), as in a model.
         stored = torch.randn(4, 1, length, heads, width, device=device, generator=generator)
         *states, dy = stored.to(dtype).transpose(2, 3)
@@ -112,9 +124,10 @@ def exactness(
         # Uninitialised memory then holds NaN, else it could hold what an earlier launch got right.
         with deterministic_algorithms(True):
             ours = _results(operator, *given, dtype)
-        return ours, *(_results(full_relation, *given, kind) for kind in (dtype, torch.float64))
+        exact = (_results(full_relation, *given, kind) for kind in (dtype, torch.float64))
+        return dict(zip(names, zip(ours, *exact, strict=True), strict=True))
 
-    return deviations(("Y", "dp1", "dp2", "dinfo", "dlam"), (draw() for _ in range(draws)), dtype)
+    return deviations((draw() for _ in range(draws)), dtype)
 
 
 def _draw(check: str, seed: int, device: torch.device, *stacked: int) -> Tensor:
@@ -147,12 +160,11 @@ def identity_errors(operator: Operator, dtype: torch.dtype, device: torch.device
     exchange = [flow.tril(-1)[:, :, 1:] for flow in flows]
     allocations = [x / x.sum(-1, keepdim=True) for x in exchange]
     own = flows[0].diagonal(dim1=-2, dim2=-1)
+    first = (operator(p1, p2, info, lam) - info)[:, :, 0]
     errors = {
         "F_ii + g_i = 1": own + exchange_gate(p1, p2, lam) - 1,
         "the count correction leaves the allocation": allocations[0] - allocations[1],
-        "the first token's output is its information": (operator(p1, p2, info, lam) - info)[
-            :, :, 0
-        ],
+        "the first token's output is its information": first,
     }
     return {name: error.abs().max().item() for name, error in errors.items()}
 
@@ -160,29 +172,20 @@ def identity_errors(operator: Operator, dtype: torch.dtype, device: torch.device
 def mixing_errors(mix: Operator, dtype: torch.dtype, device: torch.device) -> dict:
     """How far the mixing of heads is from orthogonal, at most, under both pairings (Appendix A.2).
 
-    mix: of info (1, H, T, D) in `dtype`, angles (H/2,) and the layer's index. Errors are relative:
-    of lengths and inner products, by pair of heads, to the lengths; of what the transpose (the
-    gradient) gives back, to the largest entry.
+    mix: of info (1, H, T, D) in `dtype`, angles (H/2,) and the layer's index. Its matrix M is read
+    off unit vectors: token t has information in head t alone. M^T M must be the identity, and the
+    transpose (the gradient) must undo M.
     """
-    info, other = _draw("mixing", 3, device, 2).to(dtype)
-    theta = torch.linspace(-3, 3, info.shape[1] // 2, dtype=_wide(dtype), device=device)
-    info.requires_grad_()
+    heads, unit = _SIZES["mixing"][0], torch.eye(_SIZES["mixing"][0], device=device)
+    theta = torch.linspace(-3, 3, heads // 2, dtype=_wide(dtype), device=device)
+    info = unit[None, ..., None].to(dtype).requires_grad_()
     largest = []
     for layer in (0, 1):
-        first, second = mix(info, theta, layer), mix(other, theta, layer)
-        (back,) = torch.autograd.grad(first, info, first.detach())
-
-        def inner(x: Tensor, y: Tensor, shift: int = layer) -> Tensor:
-            by_pair = (z.detach().double().roll(-shift, 1).unflatten(1, (-1, 2)) for z in (x, y))
-            return torch.mul(*by_pair).sum((2, 4))
-
-        lengths = inner(info, info)
-        product = inner(first, second) - inner(info, other)
-        errors = (
-            inner(first, first) / lengths - 1,
-            product / (lengths * inner(other, other)).sqrt(),
-            (back - info).detach().double() / info.abs().max(),
-        )
+        mixed = mix(info, theta, layer)
+        (back,) = torch.autograd.grad(mixed, info, mixed.detach())
+        M = mixed.detach().double()[0, :, :, 0]  # (H, H)
+        off = M.mT @ M - unit
+        errors = (off.diagonal(), off, back.double()[0, :, :, 0] - unit)
         largest.append(torch.stack([error.abs().max() for error in errors]))
     names = ("mixing keeps lengths", "mixing keeps inner products", "the transpose undoes mixing")
     # By PyTorch's maximum: Python's loses what is no number.
@@ -216,45 +219,39 @@ def recurrence_errors(
     g = -torch.tensor(_FORGOTTEN, device=device)[:, None, None] * g.float().sigmoid()
     given = (*states, g), (dy, dstate[:, :, : dstate.shape[-1]])  # the state is (1, H, D, D)
     forms = ((operator, dtype), (linear_relation, dtype), (linear_relation, torch.float64))
-    draw = tuple(_results(form, *given, kind) for form, kind in forms)
-    return deviations(("Y", "C", "dp1", "dp2", "dinfo", "dg"), [draw], dtype)
+    results = zip(*(_results(form, *given, kind) for form, kind in forms), strict=True)
+    names = ("Y", "C", "dp1", "dp2", "dinfo", "dg")
+    return deviations([dict(zip(names, results, strict=True))], dtype)
 
 
 def history_errors(operator: Operator, states: Tensor, share: Tensor, given: Tensor) -> dict:
     """Whether Exchange reads j < i alone (Section 5.2, Appendix A.4): the largest errors.
 
-    operator: of p1, p2, info (B, H, T, D) and what is `given`, lambda or g; states: p1, p2 and info
-    of B = 1. share: what a token's own information weighs in its output beside Exchange, (1, H, T).
+    operator: of p1, p2, info (1, H, T, D) and what is `given`, lambda or g; states: (3, 1, H, T,
+    D). share: what a token's own information weighs in its output beside Exchange, (1, H, T).
     Other states from a token on leave earlier outputs the same to the last bit. Other information
     of one token alone moves its output by its share; relative to the largest output or change.
     """
 
-    def output(*states: Tensor) -> Tensor:
-        y = operator(*states, given.expand_as(states[0]).contiguous() if given.ndim else given)
-        return y[0] if isinstance(y, tuple) else y
+    def output(p1: Tensor, p2: Tensor, info: Tensor) -> Tensor:
+        y = operator(p1, p2, info, given)
+        return (y[0] if isinstance(y, tuple) else y).double()
 
-    # A copy of the sequence a changed token t, every third, which meets every place in a tile.
-    token = torch.arange(states.shape[3], device=states.device)
-    cuts = token[::3]
-    copies = torch.arange(len(cuts), device=states.device)
-    before = states.expand(-1, len(cuts), -1, -1, -1).contiguous()  # (3, copies, H, T, D)
-    other = before.flip(3).roll(1, 4)
-    later = (token >= cuts[:, None])[:, None, :, None]  # (copies, 1, T, 1)
-    itself = (token == cuts[:, None])[:, None, :, None]
-    y = output(*before)
-    leaked = torch.where(later, 0, output(*torch.where(later, other, before)) - y)
-    info = torch.where(itself, other[2], before[2])
-    moved = output(*before[:2], info)
-    # (copies, H, D): what token t gained, and what its output moved by.
-    gained, shift = (
-        (x.double() - x_before.double())[copies, :, cuts]
-        for x, x_before in ((info, before[2]), (moved, y))
-    )
-    unexplained = (shift - share[0].double().T[cuts][..., None] * gained).abs().max()
-    scale = torch.stack([x.double().abs().max() for x in (y, moved, gained)]).max()
-    own = (unexplained / scale).item()
-    leak = leaked.abs().max().item()
-    return {_TO_THE_BIT: leak, "Exchange does not read the token's own information": own}
+    y, other = output(*states), states.flip(3).roll(1, 4)
+    leaks, unexplained = [], []
+    for t in range(1, states.shape[3], 3):  # meets every place in a tile
+        later = torch.cat((states[:, :, :, :t], other[:, :, :, t:]), dim=3)
+        leaks.append((output(*later) - y)[:, :, :t].abs().max())
+        info = states[2].clone()
+        info[:, :, t] = other[2, :, :, t]
+        gained, moved = (info - states[2])[:, :, t].double(), output(*states[:2], info)
+        off = (moved - y)[:, :, t] - share[:, :, t, None] * gained  # (1, H, D)
+        scale = torch.stack([x.abs().max() for x in (y, moved, gained)]).max()
+        unexplained.append(off.abs().max() / scale)
+    return {
+        _TO_THE_BIT: torch.stack(leaks).max().item(),
+        "Exchange does not read the token's own information": torch.stack(unexplained).max().item(),
+    }
 
 
 def _identities(check: Check, full: Operator, device: torch.device) -> Iterator[tuple]:
@@ -280,11 +277,6 @@ def _identities(check: Check, full: Operator, device: torch.device) -> Iterator[
     exact = (("expanded", expanded, "fp64"), ("chunked", chunked, "fp64"))
     for name, form, precision in (*exact, (check.linear, linear, check.precision)):
         yield "recurrence", name, precision, recurrence_errors(form, DTYPES[precision], device)
-
-
-def _write(check: Check, out: Path, kind: str, rows: list[dict], device: torch.device) -> None:
-    key = {"campaign": check.campaign, "variation": check.variation}
-    records.write(out, kind, rows, key | records.origin(check.hash, describe(device)))
 
 
 def operators(check: Check, out: Path) -> None:
@@ -316,21 +308,23 @@ def operators(check: Check, out: Path) -> None:
                     for name, error in found.items()
                 ]
             rows += [known | {"draws": 1} | row for row in found]
-        _write(check, out, "checks", rows, device)
+    records.write(out, "checks", rows, _known(check, device))
+
+
+def _known(check: Check, device: torch.device) -> dict[str, str]:
+    """The key and the origin of a check's rows."""
+    key = {"campaign": check.campaign, "variation": check.variation}
+    return key | records.origin(check.hash, describe(device))
 
 
 # Gradients. In FP64 the chunks are the recurrence up to rounding, and launch a few kernels where it
 # launches some for every token.
 _TRUTH = {"mha": "reference", "full": "reference", "calibrated": "reference", "linear": "chunked"}
-_STANDARD_ERRORS = 4  # of a scale; chance alone passes four once in 16,000
-# Half of the 2% that must be found; the noise of the faulty gradient may take the other half.
-_LARGEST_SCALE_ERROR = 0.01
-_FEWEST_FOR_LARGEST = 16  # the largest error of fewer numbers is left to their RMS
 _GAIN, _SPREAD = 0.8, 0.3
 
 
 @torch.no_grad()
-def _draw_weights(model: Decoder, initial: Tensors, seed: int) -> None:
+def _draw_weights(model: Decoder, initial: dict[str, Tensor], seed: int) -> None:
     """Draw weights at which every parameter matters; `initial`: the initial ones by name.
 
     Matrices are normal with sd 0.8/sqrt(inputs), so that scores are of order 1. Angles, scales of
@@ -359,7 +353,7 @@ def _draw_tokens(side: Side, seed: int, device: torch.device) -> Tensor:
     return ((vocabulary + 1) ** drawn).long().clamp(1, vocabulary).sub(1).to(device)
 
 
-def _eager_gradients(model: Decoder, tokens: Tensor, precision: str) -> Tensors:
+def _eager_gradients(model: Decoder, tokens: Tensor, precision: str) -> dict[str, Tensor]:
     """The gradient of the mean NLL by PyTorch's own cross-entropy, in FP32 at least."""
     model.zero_grad()
     for part in tokens:
@@ -371,35 +365,13 @@ def _eager_gradients(model: Decoder, tokens: Tensor, precision: str) -> Tensors:
     return {name: parameter.grad for name, parameter in model.named_parameters()}
 
 
-def gradient_errors(drawn: Tensor, elements: int, precision: str) -> Iterator[dict]:
-    """RMS, largest and scale error of one parameter's gradient over all draws, and what is allowed.
-
-    drawn: `moments`, (draws, 3, 3). elements: numbers of the parameter. The RMS cannot see a scale
-    error of 2%: BF16's own noise is 1 to 4% of a gradient's RMS, and 2% adds in squares. The scale
-    error |<g, t> / <t, t> - 1| can, g the gradient and t the truth over all draws: noise that does
-    not follow the truth averages out in the product. It may be twice the yardstick's plus the slack
-    plus four standard errors of the noisier of both, but never more than 1%, half of the error that
-    must be found.
-    """
-    slack = SLACK[DTYPES[precision]]
-    for row in _sizes(drawn, elements, slack):
-        if row["measure"] == "RMS" or elements >= _FEWEST_FOR_LARGEST:
-            yield row
-    products = drawn[..., 2]  # (draws, 3); the truth with itself: its power
-    power = products[:, 2].sum()
-    error, yardstick = (products[:, :2].sum(0).abs() / power).tolist()
-    noise = (products[:, :2].square().sum(0).amax().sqrt() / power).item()
-    allowed = min(2 * yardstick + slack + _STANDARD_ERRORS * noise, _LARGEST_SCALE_ERROR)
-    yield {"measure": "scale", "error": error, "yardstick": yardstick, "allowed": allowed}
-
-
 def gradient_rows(side: Side, scale: str, check: Check, device: torch.device) -> Iterator[dict]:
     """Rows of the kind `gradients` of one variant, without campaign and origin.
 
     Of a step whose kernels the host launches and, where it replays CUDA graphs, of a replay.
     """
     model = Execution(**side.backends, compiled=check.compile).decoder(side.model, device)
-    kept: Tensors = {}
+    kept: dict[str, Tensor] = {}
 
     def keep(loss: Tensor) -> None:
         """Copy the gradients, after the last backward pass and before clipping."""
@@ -413,10 +385,10 @@ def gradient_rows(side: Side, scale: str, check: Check, device: torch.device) ->
         steps["replayed"] = [step, step]  # its first update is launched, the next captures graphs
     truth, eager = (Execution(**_TRUTH).decoder(side.model, device) for _ in range(2))
     truth.double()
-    eager.initialise(seed=0)
     initial = {name: tensor.clone() for name, tensor in eager.state_dict().items()}
-    drawn: dict[tuple[str, str, int], list[Tensor]] = {}
-    for seed in range(check.gradient_draws):
+
+    def draw(seed: int) -> dict[tuple[str, str], tuple[Tensor, ...]]:
+        """By parameter and update: the step's gradient, the yardstick and the truth."""
         _draw_weights(eager, initial, seed)
         for each in (truth, model):
             each.load_state_dict(eager.state_dict())
@@ -425,12 +397,13 @@ def gradient_rows(side: Side, scale: str, check: Check, device: torch.device) ->
         true = _eager_gradients(truth, tokens.flatten(0, 1)[None], "fp64")
         yardstick = _eager_gradients(eager, tokens, check.precision)
         batches = [(part[:, :-1].contiguous(), part[:, 1:].contiguous()) for part in tokens]
+        found = {}
         for update, runs in steps.items():
             for run in runs:
                 run(batches, tokens[..., 1:].numel(), learning_rate=0.0)
-            for name, t in true.items():
-                each = moments(kept[name], yardstick[name], t)
-                drawn.setdefault((name, update, t.numel()), []).append(each)
+            found |= {(n, update): (kept[n], yardstick[n], t) for n, t in true.items()}
+        return found
+
     used = sorted({MIXERS[letter] for letter in side.model.layout})
     known = {n: getattr(side, n) for n in ("variant", "micro", "accumulation")} | {
         "scale": scale,
@@ -442,10 +415,11 @@ def gradient_rows(side: Side, scale: str, check: Check, device: torch.device) ->
         "precision": check.precision,
         "compiled": check.compile,
     }
-    for (name, update, elements), each in drawn.items():
-        where = {"parameter": name, "elements": elements, "update": update}
-        for row in gradient_errors(torch.stack(each).cpu(), elements, check.precision):
-            yield known | where | row
+    elements = {name: parameter.numel() for name, parameter in model.named_parameters()}
+    draws = (draw(seed) for seed in range(check.gradient_draws))
+    for row in deviations(draws, DTYPES[check.precision], scales=True):
+        name, update = row.pop("name")
+        yield known | {"parameter": name, "elements": elements[name], "update": update} | row
 
 
 def gradients(check: Check, out: Path) -> None:
@@ -456,15 +430,15 @@ def gradients(check: Check, out: Path) -> None:
     gradient is wrong, with every row written and a line on each failing parameter on stderr.
     """
     rows: list[dict] = []
-    with claim(check.device) as device:
-        with Progress("check gradients", len(check.gradients), "variants") as progress:
-            for side, scale in zip(check.gradients, check.gradient_scales, strict=True):
-                rows += gradient_rows(side, scale, check, device)
-                # No variant lends another compiled code or the memory of its graphs.
-                torch.compiler.reset()
-                gc.collect()
-                progress.advance(1, side.variant)
-        _write(check, out, "gradients", rows, device)
+    progress = Progress("check gradients", len(check.gradients), "variants")
+    with claim(check.device) as device, progress:
+        for side, scale in zip(check.gradients, check.gradient_scales, strict=True):
+            rows += gradient_rows(side, scale, check, device)
+            # No variant lends another compiled code or the memory of its graphs.
+            torch.compiler.reset()
+            gc.collect()
+            progress.advance(1, side.variant)
+    records.write(out, "gradients", rows, _known(check, device))
     failed: dict[str, dict] = {}
     for row in rows:
         if not row["error"] <= row["allowed"]:

@@ -3,7 +3,6 @@
 `config.yaml` chooses a campaign and what of it to run; `config/<campaign>.yaml` is one campaign,
 on at most one `base`. An option of a run is set by the campaign, over it by the scale, over that by
 a variation; in each, `overrides` set what single variants differ in.
-`python -m relation config` prints the reference of the keys from these types.
 """
 
 import hashlib
@@ -113,12 +112,6 @@ class Options(Section):
     warmup_tokens: Count = key("Predicted tokens over which the rate rises from zero")
     learning_rate: Positive = key("The rate after the warm-up")
     learning_rate_factor: Positive = key("What the learning rate is multiplied by")
-    givens_first_pairing: Literal["A", "B"] = key("Givens pairing of layer 0; layers alternate")
-    retention_input: Literal["normalised", "residual"] = key(
-        "What x-bar is: mixer input or residual"
-    )
-    retention_a_range: Pair = key("Range of the uniform initial A, whose logarithm is A_log")
-    retention_dt_range: Pair = key("Range of the log-uniform initial dt; dt_bias inverts softplus")
     init_std: Deviation = key("Deviation of the normal initial weights, or a rule of the width d")
     linear_init: Literal["normal", "torch"] = key("Initial projections; torch: as nn.Linear")
     embedding_std: Deviation | None = key("Deviation of the initial embedding; null: init_std")
@@ -135,7 +128,6 @@ class Options(Section):
     decay_embedding: StrictBool = key("Whether weight decay reaches the tied embedding")
     decay_vectors: StrictBool = key("Whether it reaches norms, lambda, angles, A_log and dt_bias")
     plateau_fraction: Positive = key("Share of the tokens before the rate falls to zero", lt=1)
-    last_update: Literal["partial", "drop"] = key("Whether what is left of the budget trains")
     document_mask: Literal["none", "documents"] = key("Whether it sees its own document alone")
     device: Literal["cpu", "cuda"] = key("Where runs compute")
     precision: Literal["fp32", "bf16"] = key("bf16: BF16 autocast over FP32 master weights")
@@ -410,15 +402,6 @@ def campaign_values(name: str, folder: Path) -> dict:
     return merged
 
 
-_PHRASES = {
-    "literal_error": "{value} is not one of {expected}",
-    "string_pattern_mismatch": "{value} does not match {pattern!r}",
-    "finite_number": "{value} is not a finite number",
-    "less_than_equal": "{value} is greater than the maximum of {le}",
-    **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), "{value} is no mapping"),
-}
-
-
 def validated(section: type[Section], values: Mapping, where: str) -> Any:
     """Values as their type. Raises InputError with the place and reason of one violation.
 
@@ -435,20 +418,5 @@ def validated(section: type[Section], values: Mapping, where: str) -> Any:
             inside = inside[part]
             place.append(str(part))
     value = "this" if isinstance(error["input"], Mapping) else repr(error["input"])[:80]
-    phrase = _PHRASES.get(error["type"])
-    said = phrase.format(value=value, **error.get("ctx", {})) if phrase else error["msg"]
-    said = said.replace("Input", value, 1).splitlines()[0]
+    said = error["msg"].replace("Input", value, 1).splitlines()[0]
     raise InputError(f"{where}: {'.'.join(place) or 'top level'}: {said}")
-
-
-def reference() -> str:
-    """The reference of the keys in Markdown: a table for each section, by its types."""
-    lines = ["# Keys of the configuration"]
-    for section in (Choice, CampaignSection, *Section.__subclasses__(), Scale, Variation):
-        name = section.__name__.removesuffix("Section")
-        own = [n for n in section.__annotations__ if n in section.model_fields]
-        if f"## {name}" not in lines:
-            lines += ["", f"## {name}", "", section.__doc__.strip(), "", "| key | meaning |"]
-            lines += ["| --- | --- |"]
-            lines += [f"| `{n}` | {section.model_fields[n].description} |" for n in own]
-    return "\n".join(lines)

@@ -95,7 +95,6 @@ class Run:
     decay_embedding: bool = True
     decay_vectors: bool = False
     plateau_fraction: float
-    last_update: str = "partial"
     document_mask: str | None = None
     init_key: str | None = None
     precision: str
@@ -125,7 +124,7 @@ class Run:
         """What determines the trained weights and the final loss."""
         schedule = ("context", "micro", "accumulation", "budget_tokens", "warmup_tokens")
         optimiser = ("learning_rate", "betas", "weight_decay", "gradient_clip", "adam_eps")
-        rest = ("decay_embedding", "decay_vectors", "plateau_fraction", "last_update")
+        rest = ("decay_embedding", "decay_vectors", "plateau_fraction")
         text = ("document_mask", "init_key", "precision", "seed")
         own = changed(self, *schedule, *optimiser, *rest, *text)
         return {**own, "model": changed(self.model), "data": self.data.specification()}

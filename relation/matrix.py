@@ -2,7 +2,6 @@
 systems benchmarks, associative recall, checks.
 """
 
-import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, replace
@@ -12,7 +11,7 @@ from typing import Any
 from relation.config import PROJECT, Batches, CampaignSection, Options
 from relation.errors import InputError
 from relation.jobs import Bench, Check, Data, Recall, Run, Side
-from relation.variants import ARMS, FULL, LINEAR, MHA, MIXERS, PAIRED, VARIANTS, ModelConfig
+from relation.variants import ARMS, FULL, LINEAR, MHA, PAIRED, VARIANTS, ModelConfig
 
 # Values that depend on the width d, by the names that the configuration gives them.
 _OF_WIDTH = {
@@ -20,17 +19,11 @@ _OF_WIDTH = {
     "sqrt(2/(5d))": lambda d: (2 / (5 * d)) ** 0.5,
     "sqrt(d)": lambda d: d**0.5,
 }
-# Options of the model that only layers of these letters rest on.
-_LAYERS = {"givens_first_pairing": FULL + LINEAR} | dict.fromkeys(
-    ("retention_input", "retention_a_range", "retention_dt_range"), LINEAR
-)
 _MODEL = [each.name for each in fields(ModelConfig) if each.name in Options.model_fields]
 # Options that a run or a model has a default for; all others are given.
 _DEFAULTS = {
     each.name for kind in (Run, ModelConfig) for each in fields(kind) if each.default is not MISSING
 }
-# What a CPU cannot run; of these Triton's interpreter runs those named flash.
-_GPU_ALONE = (("mha", "cudnn"), ("full", "flex"), ("full", "flash"), ("linear", "flash"))
 _ROUNDS = ("rounds", "warmup_updates", "measured_updates")
 _BENCHMARKS = ("fixed", "matched", "linear_steady", "linear_long", "complexity", "decode")
 _DECODED = ("mha", "full", "linear", "hybrid")
@@ -112,13 +105,10 @@ class Matrix:
 
     def model(self, where: str, variant: str, o: Mapping) -> ModelConfig:
         """The model of a variant by its options."""
-        letters = set(VARIANTS[variant].pattern)
-        rest = {n: o[n] for n in _MODEL if n in o and letters & set(_LAYERS.get(n, letters))}
+        rest = {name: o[name] for name in _MODEL if name in o}
         for name, value in rest.items():
-            if isinstance(value, str) and value in _OF_WIDTH:
+            if value in _OF_WIDTH:
                 rest[name] = _OF_WIDTH[value](o["d_model"])
-            elif isinstance(value, list):
-                rest[name] = tuple(value)
         if rest.get("linear_init") == "normal":
             rest["linear_init"] = None
         try:
@@ -142,7 +132,9 @@ class Matrix:
                 f"{where}: warmup_tokens {o['warmup_tokens']} reach beyond the plateau of a budget "
                 f"of {o['budget_tokens']} tokens; lower them"
             )
-        _check_backends(where, variant, o)
+        cudnn = MHA in VARIANTS[variant].pattern and o["backends"].get("mha") == "cudnn"
+        if cudnn and o.get("document_mask") == "documents":
+            raise InputError(f"{where}: cudnn cannot keep documents apart; name flash for mha")
         taken = {each.name: o[each.name] for each in fields(Run) if each.name in o}
         taken |= {
             "betas": tuple(o["betas"]),
@@ -231,20 +223,6 @@ def _texts(corpus: str) -> tuple[Path | None, list[dict] | None]:
         f"corpus {corpus} does not exist; give a text file, a folder or, of the hub, "
         "OWNER/NAME@REVISION with the commit that is read"
     )
-
-
-def _check_backends(where: str, variant: str, o: Mapping) -> None:
-    """Refuse backends that cannot keep documents apart, or that need a GPU on a CPU."""
-    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    for letter in dict.fromkeys(VARIANTS[variant].pattern):
-        used = (MIXERS[letter], o["backends"].get(MIXERS[letter]))
-        if o.get("document_mask") == "documents" and used == ("mha", "cudnn"):
-            raise InputError(
-                f"{where}: backend cudnn of mha cannot keep documents apart; name flash"
-            )
-        on_gpu = used in _GPU_ALONE and not (interpreted and used[1] == "flash")
-        if o["device"] == "cpu" and on_gpu:
-            raise InputError(f"{where}: backend {used[1]} of {used[0]} needs a GPU; name another")
 
 
 def sides(matrix: Matrix, benchmark: str, scale: str) -> Iterator[Side]:

@@ -223,20 +223,6 @@ class Campaign:
 
         return max(1, device_count()) * self.runs_per_gpu
 
-    def check_texts(self, files: Mapping[str, str]) -> None:
-        """Raise InputError where texts that are here are too few for what reads them.
-
-        files: what is to be made, as `files` gives it; prepared corpora are not looked at.
-        """
-        from relation import records
-        from relation.data.corpus import check
-
-        for data in self.data.values():
-            record = f"data/{data.name}/data.parquet"
-            made = records.is_made(self.folder / record, "data", data.hash)
-            if record in files and not made and data.path and Path(data.path).exists():
-                check(data)
-
     def begin(self, prepared: Iterable[str], on_gpu: bool) -> None:
         """Write what jobs read, once the texts of what is prepared and a needed GPU are there.
 

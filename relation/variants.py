@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
 from types import UnionType
-from typing import Any, get_args, get_origin
+from typing import Any, get_args
 
 from relation.errors import InputError
 
@@ -87,10 +87,6 @@ class ModelConfig:
     raw_information: bool = False
     count_calibration: bool = True
     givens: bool = True
-    givens_first_pairing: str = "A"
-    retention_input: str = "normalised"
-    retention_a_range: tuple[float, float] = (1.0, 16.0)
-    retention_dt_range: tuple[float, float] = (1e-3, 1e-1)
     init_std: float = 0.02
     scale_residual_init: bool = False
     linear_init: str | None = None
@@ -129,17 +125,11 @@ class ModelConfig:
             (0 < self.tau < math.inf, f"tau is {self.tau}; the Self temperature must be positive"),
             (not self.null_logit or MHA in self.layout,
              f"null_logit is an option of MHA layers, and layout {self.layout!r} has none"),
+            (self.linear_init in (None, "torch"),
+             f"linear_init is {self.linear_init!r}; give 'torch' or None"),
         ):  # fmt: skip
             if not fits:
                 raise InputError(otherwise)
-        for name, choices in (
-            ("givens_first_pairing", ("A", "B")),
-            ("retention_input", ("normalised", "residual")),
-            ("linear_init", (None, "torch")),
-        ):
-            if (value := getattr(self, name)) not in choices:
-                listed = ", ".join(map(str, choices))
-                raise InputError(f"{name} is {value!r}; choose one of: {listed}")
 
     @classmethod
     def for_variant(cls, variant: str, layers: int, heads: int, **rest) -> "ModelConfig":
@@ -189,15 +179,10 @@ def parameters(config: ModelConfig) -> int:
 
 def check_type(name: str, value: Any, kind: Any) -> None:
     """Raise InputError for a value of another type; numbers may be NumPy's, True is no number."""
-    kinds = get_args(kind) if isinstance(kind, UnionType) else (get_origin(kind) or kind,)
-    wider = {int: Integral, float: Real, tuple: (tuple, list)}
+    kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
+    wider = {int: Integral, float: Real}
     for one in kinds:
         if isinstance(value, wider.get(one, one)) and (one is bool or not isinstance(value, bool)):
             return
     named = " or ".join("None" if one is type(None) else one.__name__ for one in kinds)
     raise InputError(f"{name} is {value!r}; give {named}")
-
-
-def model_config(values: Mapping) -> ModelConfig:
-    """A model of its fields as JSON holds them. InputError or TypeError where they are of none."""
-    return ModelConfig(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})

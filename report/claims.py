@@ -79,7 +79,7 @@ def judge(cells: pd.DataFrame, records: object) -> list[Judged]:
         if chosen and verdict != "not tested":
             # A miss says something even here, so it is shown.
             reason = f"layers 0 and 1 chose this setting; its rule alone would give: {verdict}"
-            verdict, not_established = "chose the reading", ""
+            verdict, not_established = "chose the setting", ""
         judged.append(Judged(claim, rows, verdict, reason, not_established))
     return judged
 
@@ -294,8 +294,8 @@ def exchange_deep(case: Case) -> Iterator[Evidence]:
 @claim(10, "relation_internal", "app-structural-routing", needs=FLOW, first=True)
 def distant_mass(case: Case) -> Iterator[Evidence]:
     """Historical mass beyond 128, 256 and 512 tokens is higher than MHA's at every scale."""
-    of = "historical mass beyond {}".format
-    rows = ((f"beyond_{d}", f"d > {d}", of(d), above(0)) for d in (128, 256, 512))
+    mass = "historical mass beyond d"
+    rows = ((f"beyond_{d}", f"d > {d}", mass, above(0)) for d in (128, 256, 512))
     return _apart(case, "relation_internal", *rows)
 
 
@@ -303,8 +303,8 @@ def distant_mass(case: Case) -> Iterator[Evidence]:
 def sink(case: Case) -> Iterator[Evidence]:
     """The first-token sink is lower than MHA's at every scale; the mass on the first 32 tokens is
     higher at 10M and 30M."""
-    of = "historical mass on the first {}".format
-    rows = (("sink_1", "first 1", of(1), below(0)), ("sink_32", "first 32", of(32), above(0)))
+    mass = "historical mass on the first tokens"
+    rows = (("sink_1", "first 1", mass, below(0)), ("sink_32", "first 32", mass, above(0)))
     found = _apart(case, "app-structural-sink-profile", *rows)
     return (row for row in found if row.label != "100M, first 32")
 

@@ -10,6 +10,7 @@ import pandas as pd
 
 from relation import plan, records
 from relation.plan import Setting
+from relation.variants import VARIANTS
 from report.paper import SCALES
 
 RUN_KINDS = ("runs", "losses", "probes", "flow", "curves", "maps", "lengths")
@@ -173,6 +174,11 @@ def _failure(log: Path) -> tuple[str, str]:
     return ("oom" if oom else "failed" if told else "not run"), told
 
 
+def title(variant: str) -> str:
+    """The name of a variant on the pages."""
+    return VARIANTS[variant].title if variant in VARIANTS else variant
+
+
 OUTSIDE = "is not part of this setting"
 KIND_NAMES = {"runs": "run", "flow": "diagnosed checkpoint", "models": "model"}
 
@@ -189,14 +195,14 @@ def gap(
     rows = [row for row in rows if row.variant in (variants or [row.variant])]
     rows = [row for row in rows if seed in (None, row.seed)]
     if not rows:
-        what = " ".join([scale or "", *variants]).strip()
+        what = f"{scale or ''} {' and '.join(map(title, variants))}".strip()
         return "not run", f"no {name} of {what} is part of this setting"
     lacking = [row for row in rows if row.status != "ok"]
     if not lacking:
         return "no counterpart", f"the records of its {len(rows)} {name}s do not hold it"
     seeds: dict[str, list[str]] = {}
     for row in lacking:
-        seeds.setdefault(row.variant, []).append(str(row.seed))
+        seeds.setdefault(title(row.variant), []).append(str(row.seed))
     status = max((row.status for row in lacking), key=["not run", "failed", "oom"].index)
     told = f"no {name} of it is there"
     if len(lacking) < len(rows):

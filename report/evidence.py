@@ -20,7 +20,7 @@ VERDICTS = {
     "reproduced": "The paper's sign or bound holds, and its size where one is asked for.",
     "direction only": "The sign holds at every scale that was run; the size is another or open.",
     "not reproduced": "The sign or the bound fails.",
-    "chose the reading": "It rests on layers 0 and 1, by which this setting was chosen: no test.",
+    "chose the setting": "It rests on layers 0 and 1, by which this setting was chosen: no test.",
     "not tested": "What decides it was not run, or not measured as the paper measures it.",
 }
 NOT_ESTABLISHED = "its 95% interval includes values that contradict this"

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
@@ -101,7 +101,8 @@ def _entry(column: Column, cell: dict[str, Any], out: Printed) -> Entry:
         text = STATUS_WORDS.get(cell["status"], cell["status"])
         note = out.mark(f"{cell['status']}: {cell['reason']}") if cell["reason"] else ""
         return Entry(text, note=note, missing=True, anchor=behind)
-    found = Entry(anchor=behind, sign=cell["agrees"])
+    # Two panels may have a column of one key, of which one has a value of no effect.
+    found = Entry(anchor=behind, sign=None if column.null is None else cell["agrees"])
     unit, form = cell["unit"], column.format
     if unit == "text":
         found.text = words(cell["text"])
@@ -155,6 +156,9 @@ def prepare(table: Table, cells: pd.DataFrame, settings: Sequence[Setting]) -> P
     for title, columns in table.panels.items():
         keys = [column.column for column in columns]
         found = [row for row, column in index if column in keys and row != "setting"]
+        if title in table.rows:  # its own, and such as no other panel has
+            others = {row for panel, of in table.rows.items() if panel != title for row in of}
+            found = [row for row in found if row not in others]
         rows = [row for row in dict.fromkeys([*table.rows_of(title), *found]) if row in scales]
         # Rows of one scale together, scales in the order of their first row.
         groups = list(dict.fromkeys(row.partition("/")[0] for row in rows))
@@ -200,12 +204,21 @@ def powers(text: str) -> Markup:
 
 
 def tex(text: Any) -> str:
-    """A value in LaTeX: special characters escaped, T^2 as a power; Markup as it is."""
+    """A value in LaTeX: special characters escaped, T^2 and F_ii as they are meant; Markup kept."""
     if isinstance(text, Markup):
         return text
-    parts = re.split(r"\^(−?[\d.]+)", str(text))
-    told = ("".join(_LATEX.get(c, c) for c in part) for part in parts)
-    return "".join(rf"\textsuperscript{{{t}}}" if k % 2 else t for k, t in enumerate(told))
+    told, end = "", 0
+    for mark in re.finditer(r"\^(−?[\d.]+)|\b([A-Za-z])_(\w{1,5})\b", text := str(text)):
+        power, name, index = mark.groups()
+        told += _escaped(text[end : mark.start()])
+        superscript = rf"\textsuperscript{{{_escaped(power or '')}}}"
+        told += superscript if power else rf"${name}_{{\mathrm{{{index}}}}}$"
+        end = mark.end()
+    return told + _escaped(text[end:])
+
+
+def _escaped(text: str) -> str:
+    return "".join(_LATEX.get(character, character) for character in text)
 
 
 HTML = environment()
@@ -234,12 +247,20 @@ def csv(table: Table, cells: pd.DataFrame) -> str:
 
 
 def write(
-    tables: Sequence[Table], cells: pd.DataFrame, settings: Sequence[Setting], folder: Path
+    tables: Sequence[Table],
+    cells: pd.DataFrame,
+    settings: Sequence[Setting],
+    folder: Path,
+    judged: Iterable[Sequence[Any]] = (),
 ) -> None:
-    """Write tables/<label>.tex and .csv, and tables.tex, which reads the former, into a folder."""
+    """Write tables/<label>.tex and .csv, and tables.tex, which reads the former, into a folder.
+
+    judged: of each claim the verdicts by setting, which come first in tables.tex.
+    """
     used = [table for table in tables if (cells["table"] == table.label).any()]
     template = LATEX.get_template("tables.tex.j2")
-    texts = {"tables.tex": template.render(tables=used, settings=settings)}
+    known = {"tables": used, "settings": settings, "judged": list(judged)}
+    texts = {"tables.tex": template.render(known)}
     for table in used:
         texts[f"tables/{table.label}.tex"] = latex(table, cells, settings)
         texts[f"tables/{table.label}.csv"] = csv(table, cells)

@@ -20,7 +20,7 @@ from markupsafe import Markup, escape
 
 from relation import plan, records
 from relation.config import Options
-from report import claims, data, figures, render, study, table, tables
+from report import claims, data, figures, paper, render, study, table, tables
 from report.data import Records, Setting
 from report.evidence import VERDICTS, Evidence
 from report.figures import style
@@ -32,14 +32,19 @@ SIGNS = {
     "reproduced": ("✓", "agrees"),
     "direction only": ("≈", "partly"),
     "not reproduced": ("✗", "differs"),
-    "chose the reading": ("○", "open"),
+    "chose the setting": ("○", "open"),
     "not tested": ("–", "open"),
 }
 # What the first page shows of the tables: table, row by scale, column, format.
 HEADLINES = {
-    "Validation NLL, Relation − MHA (nat/token)": ("app-nll", "{}/mean", "delta", "+.4f"),
-    "The same, further pairs": ("app-nll", "{}/further", "further.delta", "+.4f"),
+    "Validation NLL, Relation − MHA, first pairs (nat/token)": (
+        "app-nll",
+        "{}/mean",
+        "delta",
+        "+.4f",
+    ),
     "Tokens spared to MHA’s final loss (%)": ("main-results", "{}", "token_reduction", ".1f"),
+    "First layer’s Self flow (%)": ("relation_internal", "{}", "l0_self.full", ".1f"),
     "FlashRelation / FlashAttention, tok/s": ("efficient-relation", "{}", "matched.ratio", ".3f"),
     "FlashRelation / materialised, tok/s": ("efficient-relation", "{}", "fixed.speedup", ".2f"),
 }
@@ -48,6 +53,7 @@ KINDS = {"runs": "training runs", "flow": "diagnosed checkpoints", "lengths": "l
 FILES = dict.fromkeys(("steps", "complexity", "decode"), "bench/{kind}/{scale}.parquet")
 FILES |= {"checks": "check/operators.parquet", "gradients": "check/gradients.parquet"}
 FILES |= {"recall": "recall/{mixer}.parquet"}
+UNITS = {"1": "", "text": "", "x": "×"}  # of evidence, where they print otherwise
 SYSTEMS = ("steps", "complexity", "decode", "recall", "checks", "gradients", "models", "data")
 
 
@@ -85,7 +91,7 @@ def build(campaign: plan.Campaign, out: Path, published: bool) -> None:
     cells = pd.concat([each.cells for each in found], ignore_index=True)
     judged = {each.setting.name: each.judged for each in found}
     _write_frames(cells, judged, out)
-    render.write(tables.EVERY, cells, settings, out)
+    render.write(tables.EVERY, cells, settings, out, zip(*judged.values(), strict=True))
     by_claim, pictures = _claims(judged), _pictures(found)
     pages = {
         "claims.html": {"claims": by_claim},
@@ -98,8 +104,11 @@ def build(campaign: plan.Campaign, out: Path, published: bool) -> None:
             "systems": [row for each in found for row in each.systems],
         },
         "index.html": {
-            "answers": [(str(each.setting), answer(each)) for each in found],
-            "picture": _picture(sections, pictures),
+            "differences": (apart := differences(found)),
+            "answer": answer([row for _, row, *_ in apart]),
+            "tuned": next((each.summary for each in sections), ""),
+            "cost": cost(cells),
+            "tally": [tally(each.judged) for each in found],
             "claims": by_claim,
             "miniature": found[0].miniature,
             "headlines": headlines(cells, settings, found[0].miniature),
@@ -155,6 +164,7 @@ def _write_pages(pages: Mapping[str, Mapping[str, Any]], out: Path, **known: Any
         "verdicts": VERDICTS,
         "table_numbers": {each.label: each.number for each in tables.EVERY},
         "style": style,
+        "printed_units": UNITS,
     }
     templates = render.environment()
     templates.filters |= {"number": number, "rich": rich}
@@ -169,11 +179,16 @@ def _write_pages(pages: Mapping[str, Mapping[str, Any]], out: Path, **known: Any
         (out / name).write_text(text, encoding="utf-8")
 
 
-def number(value: float | None, form: str = "") -> str:
-    """A number with a real minus sign, to four digits or in a format; a dash for none."""
+def number(value: float | None, form: str, small: bool = True) -> str:
+    """A number in a format, with a real minus sign; a dash for none.
+
+    small: one that the format would print as zero keeps two digits.
+    """
     if value is None or math.isnan(value):
         return render.DASH
-    return render.number_text(value, form or (",.0f" if abs(value) >= 1e4 else ".4g"))
+    if not small and form.endswith("f"):
+        value = round(value, int(form[-2]))
+    return render.number_text(value, form)
 
 
 def rich(text: str) -> Markup:
@@ -206,35 +221,91 @@ def command(
 # The first page.
 
 
-def answer(shown: Shown) -> str:
-    """Relation's validation loss beside MHA's at each scale, and the claims' tally."""
-    nll = shown.cells[shown.cells["table"] == "app-nll"]
-    nll = nll.set_index(["row", "column", "statistic"]).to_dict("index")
-    parts = []
-    for scale in SCALES:
-        keys = ((f"{scale}/further", "further.delta"), (f"{scale}/mean", "delta"))
-        there = [nll[(*key, "value")] for key in keys if nll.get((*key, "value"), {}).get("n")]
-        if there:
-            parts.append(f"At {there[0]['scale'] or scale} Relation {_apart(there[0])}.")
-    counts = Counter(one.verdict for one in shown.judged)
-    unsure = Counter(one.verdict for one in shown.judged if one.not_established)
-    tally = [
-        f"{counts[name]} {name}" + (f" ({unsure[name]} not established)" if unsure[name] else "")
-        for name in SIGNS
-        if counts[name]
+def differences(found: Sequence[Shown]) -> list[tuple[int, Evidence, float, dict]]:
+    """Relation − MHA by scale and setting, from seeds that chose nothing where there are some.
+
+    Each with the setting's place, MHA's NLL, and where its values stand on the axis of all.
+    """
+    rows = []
+    for place, each in enumerate(found):
+        nll = each.cells[(each.cells["table"] == "app-nll") & (each.cells["statistic"] != "sd")]
+        nll = nll.set_index(["row", "column"]).to_dict("index")
+        for scale in SCALES:
+            for row, prefix in ((f"{scale}/further", "further."), (f"{scale}/mean", "")):
+                cell = nll.get((row, f"{prefix}delta"), {"n": 0})
+                if not cell["n"]:
+                    continue
+                own = cell["scale"] or scale
+                printed = (
+                    None if each.miniature else paper.number("app-nll", f"{own}/mean", "delta")
+                )
+                ends = (None if math.isnan(cell[end]) else cell[end] for end in ("low", "high"))
+                known = {"paper": printed, "ours": cell["value"], "n": cell["n"]}
+                known |= dict(zip(("low", "high"), ends, strict=True))
+                name = own if each.miniature else scale
+                shown = Evidence(name, str(each.setting), "nat/token", counted="pairs", **known)
+                rows.append((SCALES.index(scale), place, shown, nll[row, f"{prefix}mha"]["value"]))
+                break
+    axis = _axis([shown for *_, shown, _ in rows]) if rows else None
+    ordered = sorted(rows, key=lambda row: row[:2])
+    return [(place, shown, mha, axis(shown)) for _, place, shown, mha in ordered]
+
+
+def answer(rows: Sequence[Evidence]) -> str:
+    """Where Relation's loss is surely below MHA's, or above it, and where that is open."""
+    sure = {
+        "lower": [row for row in rows if row.high is not None and row.high < 0],
+        "higher": [row for row in rows if row.low is not None and row.low > 0],
+    }
+    told = [
+        f"In {len(of)} of {len(rows)} comparisons Relation’s loss is {way}: "
+        + "; ".join(f"at {row.label}, {row.quantity}, {_by(row)}" for row in of)
+        for way, of in sure.items()
+        if of
     ]
-    return " ".join([*parts, f"Of the paper’s {len(shown.judged)} claims: {', '.join(tally)}."])
+    left = len(rows) - sum(map(len, sure.values()))
+    told += [f"In {left} of {len(rows)} comparisons no difference is established"] if left else []
+    return ". ".join([*told, ""]).strip()
 
 
-def _apart(cell: Mapping[str, Any]) -> str:
-    """How far and how surely Relation ends below MHA."""
-    value, low, high = (cell[name] for name in ("value", "low", "high"))
-    way = "below" if value < 0 else "above"
-    said = f"ends {abs(value):.4f} nat/token {way} MHA over {cell['n']}"
-    if math.isnan(low):
-        return f"{said} pair, too few for an interval"
-    sure = "" if low > 0 or high < 0 else ", so the sign is open"
-    return f"{said} pairs (95% interval {number(low, '+.4f')} to {number(high, '+.4f')}){sure}"
+def _by(row: Evidence) -> str:
+    ends = (f"{abs(end):.4f}" for end in sorted((row.low, row.high), key=abs))
+    return f"by {abs(row.ours):.4f} nat/token (95% {' to '.join(ends)}, {row.n} pairs)"
+
+
+def cost(cells: pd.DataFrame) -> str:
+    """Relation's throughput beside attention's and its further parameters, by scale; "" for none.
+
+    Of the first setting that has them.
+    """
+
+    def of(table: str, column: str) -> dict[str, dict]:
+        rows = cells[(cells["table"] == table) & (cells["column"] == column)]
+        rows = rows[(rows["status"] == "ok") & rows["row"].isin(SCALES)]
+        rows = rows.drop_duplicates("row").to_dict("records")
+        return {row["scale"] or row["row"]: row for row in rows}
+
+    def told(values: Iterable[str], scales: Iterable[str]) -> str:
+        return f"{', '.join(values)}{{}} at {', '.join(scales)}"
+
+    parts = []
+    names = {"matched.ratio": "FlashAttention’s", "peers.other_ratio": "cuDNN’s"}
+    for column, name in names.items():
+        if found := of("efficient-relation", column):
+            ratios = (f"{cell['value']:.2f}" for cell in found.values())
+            parts.append(told(ratios, found).format(f" times {name} tokens/s"))
+    parts = [f"Training steps with FlashRelation: {'; '.join(parts)}."] if parts else []
+    full, mha = (of("app-configs", f"params.{variant}") for variant in ("full", "mha"))
+    more = {at: f"{full[at]['value'] - mha[at]['value']:.0f}" for at in full if at in mha}
+    parts += [told(more.values(), more).format(" more parameters") + "."] if more else []
+    return " ".join(parts)
+
+
+def tally(judged: Sequence[claims.Judged]) -> list[tuple[str, int, int]]:
+    """Each verdict with how many claims have it, and how many of these are not established."""
+    counts = Counter(one.verdict for one in judged)
+    unsure = Counter(one.verdict for one in judged if one.not_established)
+    return [(name, counts[name], unsure[name]) for name in SIGNS]
 
 
 def headlines(
@@ -289,22 +360,42 @@ def missing(found: Sequence[Shown], published: bool) -> list[dict[str, Any]]:
 
 
 def _claims(judged: Mapping[str, Sequence[claims.Judged]]) -> list[dict[str, Any]]:
-    """A claim with its verdict and its evidence in every setting, on one axis."""
+    """A claim with its verdict and its evidence in every setting, on one axis.
+
+    forms: the format of a quantity, the same in every setting; quantity: what all evidence is of.
+    """
     rows = []
     for of_claim in zip(*judged.values(), strict=True):
-        axis = _axis([row for one in of_claim for row in one.evidence])
+        every = [row for one in of_claim for row in one.evidence]
+        evidence = [row for row in every if row.ours is not None]
+        axis, named = _axis(evidence), {row.quantity: row.unit for row in every}
+        forms = {name: _form([r for r in every if r.quantity == name]) for name in named}
         verdicts = [
             {"judged": one, "rows": [(row, axis(row)) for row in one.evidence]} for one in of_claim
         ]
-        rows.append({"claim": of_claim[0].claim, "verdicts": verdicts})
+        known = {"quantity": next(iter(named)) if len(named) == 1 else "", "units": named}
+        known |= {"forms": forms, "plotted": bool(evidence and axis(evidence[0]))}
+        rows.append({"claim": of_claim[0].claim, "verdicts": verdicts, **known})
     return rows
+
+
+def _form(rows: Sequence[Evidence]) -> str:
+    """One format for all values of a quantity: four digits of the largest, losses to 1e-4 nat."""
+    values = [v for row in rows for v in (row.paper, row.ours, row.low, row.high) if v is not None]
+    largest = max(map(abs, values), default=0.0)
+    if all(float(value).is_integer() for value in values):
+        return ",.0f"
+    if rows[0].unit == "nat/token":
+        return ".4f"
+    if largest < 0.01:
+        return ".1e"
+    return f",.{min(max(3 - math.floor(math.log10(largest)), 0), 4)}f"
 
 
 def _axis(rows: Sequence[Evidence]) -> Callable[[Evidence], dict[str, float | None] | None]:
     """Where a row's values stand between 0 and 100 on the axis of all rows, if there is one."""
     values = [v for r in rows for v in (r.paper, r.ours, r.low, r.high) if v is not None]
-    units = {row.unit for row in rows if row.ours is not None}
-    if len(units) != 1 or any(row.paper_n for row in rows):
+    if len({row.unit for row in rows}) != 1 or any(row.paper_n for row in rows):
         return lambda row: None
     start, end = min(values), max(values)
     # Zero belongs on the axis where it is near what is shown.
@@ -334,16 +425,6 @@ def _pictures(found: Sequence[Shown]) -> list[dict[str, Any]]:
     return shown
 
 
-def _picture(sections: Sequence[study.Section], pictures: Sequence) -> dict[str, str] | None:
-    """The one picture of the first page: the study's first, or the pairs of the first setting."""
-    for each in (section.name for section in sections if section.figure):
-        return {"file": f"figures/study/{each}.svg", "section": each, "caption": ""}
-    for each in (each for each in pictures if each["drawing"].name == "pairs"):
-        caption = each["drawing"].caption
-        return {"file": each["files"][0][1], "section": "", "caption": caption}
-    return None
-
-
 def assumptions(
     settings: Sequence[Setting], campaigns: Mapping[str, plan.Campaign]
 ) -> list[dict[str, Any]]:
@@ -352,9 +433,13 @@ def assumptions(
     for setting in settings:
         of = campaigns[setting.campaign]
         scales = setting.scales or of.variations[setting.variation].get("scales") or of.scales
-        options.append({c: of.options(c, setting.variation, "full") for c in scales})
+        own = {c: of.options(c, setting.variation, "full") for c in scales}
+        corpora = of.settings["settings"]["corpora"]
+        for each in own.values():
+            each["corpus"] = corpora[each["corpus"]].get("title", each["corpus"])
+        options.append(own)
     for name, field in Options.model_fields.items():
-        values = [{c: json.dumps(o.get(name)).strip('"') for c, o in of.items()} for of in options]
+        values = [{c: _option(o.get(name)) for c, o in of.items()} for of in options]
         differs = any(
             a[scale] != b[scale] for a in values for b in values for scale in a.keys() & b.keys()
         )
@@ -363,24 +448,33 @@ def assumptions(
     return rows
 
 
+def _option(value: Any) -> str:
+    """An option's value as the configuration words it, with commas in long counts."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}: {each}" for key, each in value.items())
+    if isinstance(value, int) and value >= 10_000 and not isinstance(value, bool):
+        return f"{value:,}"
+    return json.dumps(value).strip('"')
+
+
 def run_groups(settings: Sequence[Setting], published: bool) -> list[dict[str, Any]]:
-    """Training runs by campaign and variation; a shipped report has those of every campaign."""
+    """Training runs by campaign; a shipped report has those of every campaign."""
     root, groups = _root(published), []
     corpora = {setting.campaign: setting.corpus for setting in settings}
     shipped = sorted(path.parent.name for path in root.glob("*/runs.parquet")) if published else ()
     for name in dict.fromkeys([*corpora, *shipped]):
         runs = records.read(root / name / "runs.parquet", "runs")
-        runs = runs.assign(own_scale=runs["scale"], title=runs["variant"].map(study.title))
+        runs = runs.assign(own_scale=runs["scale"], title=runs["variant"].map(data.title))
+        runs = runs.assign(anchor=data.anchors(Setting(name), "runs", runs))
         known = Path("config", f"{name}.yaml").exists()  # else it can be made no more
-        for variation, of in runs.groupby("variation", sort=False):
-            setting = Setting(name, variation, corpus=corpora.get(name))
-            rows = of.assign(anchor=data.anchors(setting, "runs", of)).to_dict("records")
-            for row in rows:
-                choice = {key: [row[key[:-1]]] for key in ("scales", "seeds", "variants")}
-                file = "runs/{scale}/{variation}/{variant}/{seed}/run.parquet".format_map(row)
-                again = command(setting, published, targets=[file], **choice)
-                row["again"] = again if known else ""
-            groups.append({"name": setting.name, "rows": rows})
+        rows = runs.to_dict("records")
+        for row in rows:
+            setting = Setting(name, row["variation"], corpus=corpora.get(name))
+            choice = {key: [row[key[:-1]]] for key in ("scales", "seeds", "variants")}
+            file = "runs/{scale}/{variation}/{variant}/{seed}/run.parquet".format_map(row)
+            again = command(setting, published, targets=[file], **choice)
+            row["again"] = again if known else ""
+        groups.append({"name": name, "rows": rows})
     return groups
 
 

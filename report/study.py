@@ -15,22 +15,22 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullLocator
+from matplotlib.ticker import NullLocator, PercentFormatter
 
-from relation import records
+from relation import plan, records
 from relation.errors import InputError
-from relation.variants import ARMS, VARIANTS
+from relation.variants import ARMS
 from report import paper, stats
-from report.data import bits_per_character
+from report.data import bits_per_character, paper_scale, title
 from report.figures import style
-from report.figures.style import COLOUR, INK, MUTED, Bar, forest, grid, panels, save, signed
+from report.figures.style import COLOUR, INK, MUTED, Bar, forest, grid, save, signed
 
 MARGIN = 0.01  # nat/token, within which two arms count as equivalent
 EVERY_ARM = 216  # all arms have the fresh seeds below, the primary ones further ones
 DIVERGED = 0.5  # nat/token above the median of an arm at a rate
 FURTHER = {"nearest": 45, "gpt2": 45}  # first seed of the pairs that decide, at 10M
 TUNED = "tuned"
-BITS = "bits/character"
+BITS, UNRECORDED = "bits/character", "not recorded"
 # Where the primary comparisons are made too, without a verdict: scale, variation, name.
 ELSEWHERE = (
     ("30M", TUNED, "30M"),
@@ -45,12 +45,14 @@ RUN = ["scale", "variation", "variant", "seed"]
 class Section:
     """A part of the page: a table as a frame of text, and whether it has a figure, <name>.svg.
 
-    templates/study_texts.html.j2 has its title, its paragraph and the figure's caption.
+    templates/study_texts.html.j2 has its title, its paragraph and the figure's caption; summary: a
+    sentence for the first page.
     """
 
     name: str
     table: pd.DataFrame | None = None
     figure: bool = False
+    summary: str = ""
 
 
 def sections(published: Path, folder: Path) -> list[Section]:
@@ -65,7 +67,7 @@ def sections(published: Path, folder: Path) -> list[Section]:
             comparisons(runs, folder),
             *elsewhere(runs),
             head_start(runs, probes, folder),
-            rates(runs, folder),
+            *rates(runs, folder),
         ]
         if len(tried["runs"]):
             values = reading_values(tried)
@@ -73,14 +75,17 @@ def sections(published: Path, folder: Path) -> list[Section]:
     return [section for section in found if section is not None]
 
 
-def title(variant: str) -> str:
-    """The name of an arm."""
-    return VARIANTS[variant].title if variant in VARIANTS else variant
-
-
 def minus(over: str, under: str) -> str:
     """The name of a comparison."""
     return f"{title(over)} − {title(under)}"
+
+
+def recorded(rows: list[dict[str, str]]) -> pd.DataFrame:
+    """A table without columns that no row has a value of, or of diverged runs where none is."""
+    table = pd.DataFrame(rows).fillna("—")
+    if "Welch" in table and (table["Welch"] == table["without diverged"]).all():
+        table = table.drop(columns="without diverged")
+    return table.loc[:, ~table.isin([UNRECORDED, ""]).all()]
 
 
 def plot(height: float) -> tuple[Figure, Axes]:
@@ -118,32 +123,41 @@ def differences(books: pd.DataFrame, fair: pd.DataFrame, folder: Path) -> Sectio
 
     books, fair: the runs of the two campaigns.
     """
-    books = books.assign(nll=books["final_nll"], group="books/" + books["variation"])
-    tuned = fair[fair["variation"].str.startswith(TUNED)].assign(group="fair/tuned")
-    runs = pd.concat([books, tuned]).dropna(subset="nll")
+    titles = {
+        (setting.variation, scale): setting.title
+        for setting in plan.load({"campaign": "books"}).columns
+        for scale in setting.scales or books["scale"].unique()
+    }
+    tuned = fair[fair["variation"].str.startswith(TUNED)].assign(variation=TUNED)
+    runs = pd.concat([books.assign(nll=books["final_nll"]), tuned]).dropna(subset="nll")
     runs["bits"] = bits_per_character(runs, "nll")
     rows, bars = [], []
-    for (scale, group), own in runs.groupby(["scale", "group"], sort=False):
-        first = FURTHER.get(group.removeprefix("books/"), 0) if scale == "10M" else 0
-        own = own[own["seed"] >= first].set_index("seed")  # seeds that chose nothing and decide
-        full, mha = (own[own["variant"] == v][["nll", "bits"]] for v in ("full", "mha"))
-        apart = (full - mha).dropna(subset="nll")
-        if apart.empty:
-            continue
-        name, found = f"{scale}, {group}", stats.mean(apart["nll"])
-        printed = paper.number("app-nll", f"{scale}/mean", "delta")
-        bars.append(Bar(f"{name}, {len(apart)} pairs", found, printed=printed))
-        bits = apart["bits"].dropna()
-        told = signed(stats.mean(bits), "+.5f") if len(bits) else "not recorded"
-        row = {"setting": name, "vocabulary": f"{own['vocabulary'].iloc[0]:,}"}
-        rows.append(row | {"pairs": f"{len(apart)}", "nat/token": signed(found), BITS: told})
+    for scale in style.scales_of(runs):
+        at = paper_scale(scale)
+        for variation in (*dict.fromkeys(name for name, _ in titles), TUNED):
+            own = runs[(runs["scale"] == scale) & (runs["variation"] == variation)]
+            first = FURTHER.get(variation, 0) if scale == "10M" else 0
+            own = own[own["seed"] >= first].set_index("seed")  # seeds that chose nothing, decide
+            full, mha = (own[own["variant"] == v][["nll", "bits"]] for v in ("full", "mha"))
+            apart = (full - mha).dropna(subset="nll")
+            if apart.empty:
+                continue
+            name, found = titles.get((variation, scale), "Tuned alike"), stats.mean(apart["nll"])
+            printed = paper.number("app-nll", f"{scale}/mean", "delta")
+            pairs = f"{len(apart)} pair{'s' if len(apart) > 1 else ''}"
+            bars.append(Bar(f"{at}: {name}, {pairs}", found, printed=printed))
+            bits = apart["bits"].dropna()
+            told = signed(stats.mean(bits), "+.5f") if len(bits) else UNRECORDED
+            row = {"setting": name, "scale": at, "vocabulary": f"{own['vocabulary'].iloc[0]:,}"}
+            row |= {"pairs": f"{len(apart)}", "nat/token": signed(found), BITS: told}
+            rows.append(row)
     if not rows:
         return None
     figure, here = plot(0.3 * len(rows) + 0.7)
     forest(here, bars)
     here.set_xlabel("final validation NLL, Relation − MHA (nat/token)")
     save(figure, folder / "answer.svg")
-    return Section("answer", pd.DataFrame(rows), figure=True)
+    return Section("answer", recorded(rows), figure=True, summary=tuned_alike(fair))
 
 
 # The fair comparison
@@ -159,6 +173,34 @@ def primary(runs: pd.DataFrame) -> list[tuple[str, str]]:
         is_open = not fits or any(rate is None for rate, _, _ in fits.values())
         best.append("" if is_open else min(fits, key=lambda name: fits[name][2]))
     return list(dict.fromkeys([("full", "mha"), (best[0], best[1])]))
+
+
+def tuned_alike(runs: pd.DataFrame) -> str:
+    """What the fair comparison says in a sentence: its verdicts or, before them, its search."""
+    there = [one for one in compared(runs).itertuples() if one.family == "primary"]
+    if there:
+        told = [
+            f"{minus(one.over, one.under)}: {signed(one.found.welch)} over {len(one.found.seeds)} "
+            f"seeds, {verdict(one.found.welch.value, one.p, one.within)}"
+            for one in there
+        ]
+        return f"Each variant at its own learning rate, on a larger corpus: {'; '.join(told)}."
+    search = runs[runs["variation"].str.startswith("rate") & (runs["scale"] == "10M")]
+    ends = search[~search["diverged"]].groupby(["variant", "learning_rate"])["nll"]
+    means = ends.agg(["mean", "size"]).reset_index().sort_values("mean")
+    best = means.drop_duplicates("variant").set_index("variant")
+    if not {"mha", "full"} <= set(best.index):
+        return ""
+    told = {}
+    for name, row in best.iterrows():
+        runs_of = "1 run" if row["size"] == 1 else f"{row['size']:.0f} runs"
+        told[name] = f"{title(name)} {row['mean']:.4f} ({runs_of})"
+    lowest = best.index[0]
+    more = "" if lowest in ("mha", "full") else f"; the lowest, {told[lowest]}"
+    return (
+        f"At the best of the learning rates tried, 10M on a larger corpus: {told['mha']}, "
+        f"{told['full']}{more}. Fresh seeds have not run at these rates."
+    )
 
 
 @dataclass(frozen=True)
@@ -229,17 +271,17 @@ def arms(runs: pd.DataFrame, probes: pd.DataFrame, steps: pd.DataFrame) -> Secti
         delta = signed(table.loc[variant, "found"].welch) if variant in table.index else ""
         row = {"less MHA": delta, "tokens/s, MHA’s = 1": speed, "GPU minutes": minutes}
         rows.append(summary(arm) | row)
-    return Section("arms", pd.DataFrame(rows).sort_values("NLL"))
+    return Section("arms", recorded(rows).sort_values("NLL"))
 
 
 def summary(arm: pd.DataFrame) -> dict[str, str]:
     """What a table says of the runs of one arm."""
     nll, bits = stats.mean(arm["nll"].dropna()), bits_per_character(arm, "nll").mean()
     return {
-        "arm": title(arm["variant"].iloc[0]), "rate": f"{arm['learning_rate'].iloc[0]:.3g}",
+        "variant": title(arm["variant"].iloc[0]), "rate": f"{arm['learning_rate'].iloc[0]:.3g}",
         "runs": str(len(arm)), "diverged": str(arm["diverged"].sum()),
         "NLL": signed(nll, ".4f"),
-        BITS: "not recorded" if math.isnan(bits) else f"{bits:.4f}",
+        BITS: UNRECORDED if math.isnan(bits) else f"{bits:.4f}",
         "parameters": f"{arm['parameters'].iloc[0]:,}",
     }  # fmt: skip
 
@@ -275,6 +317,14 @@ def tokens_to_mha(curves: pd.DataFrame, arm: str) -> float | None:
     return stats.crossing(curves.index, curves[arm][seeds].mean(axis=1).to_numpy(), target)
 
 
+def p_text(p: float) -> str:
+    """A p value to three digits; a dash where there is none."""
+    return "—" if math.isnan(p) else "< 0.001" if p < 0.0005 else f"{p:.3f}"
+
+
+FAMILIES = {"primary": "primary", "arms": "each variant"}
+
+
 def comparisons(runs: pd.DataFrame, folder: Path) -> Section | None:
     """The comparisons with verdicts, as a table and a forest plot."""
     rows, bars = [], []
@@ -283,12 +333,12 @@ def comparisons(runs: pd.DataFrame, folder: Path) -> Section | None:
         rows.append(
             {
                 "comparison": name,
-                "family": one.family,
+                "family": FAMILIES[one.family],
                 "seeds": str(len(found.seeds)),
                 "Welch": signed(found.welch),
                 "paired": signed(found.paired),
-                "p": "" if math.isnan(one.p) else f"{one.p:.3f}",
-                f"p within ±{MARGIN}": "" if math.isnan(one.within) else f"{one.within:.3f}",
+                "p": p_text(one.p),
+                f"p within ±{MARGIN}": p_text(one.within),
                 "verdict": verdict(found.welch.value, one.p, one.within),
                 "without diverged": signed(found.kept),
             }
@@ -302,7 +352,7 @@ def comparisons(runs: pd.DataFrame, folder: Path) -> Section | None:
     forest(here, sorted(bars, key=lambda bar: bar.found.value))
     here.set_xlabel("difference of final validation NLL (nat/token)")
     save(figure, folder / "comparisons.svg")
-    return Section("comparisons", pd.DataFrame(rows), figure=True)
+    return Section("comparisons", recorded(rows), figure=True)
 
 
 def elsewhere(runs: pd.DataFrame) -> list[Section]:
@@ -312,7 +362,7 @@ def elsewhere(runs: pd.DataFrame) -> list[Section]:
     for scale, variation, setting in ELSEWHERE:
         own = of(runs, scale, variation)
         for _, arm in own.groupby("variant"):
-            there.append({"arm": "", "setting": setting} | summary(arm))
+            there.append({"variant": "", "setting": setting} | summary(arm))
         for over, under in pairs:
             if (found := apart(own, over, under)) is None:
                 continue
@@ -325,7 +375,7 @@ def elsewhere(runs: pd.DataFrame) -> list[Section]:
                 row["150M tokens, same seeds"] = signed(beside.welch)
             rows.append(row)
     made = zip(("elsewhere", "elsewhere-apart"), (there, rows), strict=True)
-    return [Section(name, pd.DataFrame(table)) for name, table in made if table]
+    return [Section(name, recorded(table)) for name, table in made if table]
 
 
 def head_start(runs: pd.DataFrame, probes: pd.DataFrame, folder: Path) -> Section | None:
@@ -348,7 +398,9 @@ def head_start(runs: pd.DataFrame, probes: pd.DataFrame, folder: Path) -> Sectio
         for part in (0.2, 0.5):
             there = points[min(points, key=lambda tokens: abs(tokens - part * last))]
             row[f"after {part:.0%}"] = signed(there)
-            row[f"share at {part:.0%}"] = f"{there.value / points[last].value:.0%}"
+            share = f"{there.value / points[last].value:.0%}".replace("-", "−")
+            decided = not points[last].low <= 0 <= points[last].high
+            row[f"share at {part:.0%}"] = share if decided else "no sure end"
         rows.append(row | {"at the end": signed(points[last])})
     if not rows:
         return None
@@ -360,38 +412,56 @@ def head_start(runs: pd.DataFrame, probes: pd.DataFrame, folder: Path) -> Sectio
     return Section("head-start", pd.DataFrame(rows), figure=True)
 
 
-def rates(runs: pd.DataFrame, folder: Path) -> Section | None:
-    """The search for each arm's learning rate: means by rate, and the fitted minimum."""
+def rates(runs: pd.DataFrame, folder: Path) -> list[Section]:
+    """The search for each arm's learning rate, a section a scale: rates, and rates-30M."""
     runs = runs[runs["variation"].str.startswith("rate")]
-    if runs.empty:
-        return None
-    rows, ylabel = [], ["final validation NLL (nat/token)"]
-    figure, axes, columns = panels(runs, 3.8, ylabel, "learning rate")
-    for scale, of_scale, (here,) in columns:
-        steps = sorted(of_scale["learning_rate"].unique())
-        for variant, own in of_scale.groupby("variant"):
-            by_rate = own.groupby("learning_rate")
-            means, lost = by_rate["final_nll"].mean(), by_rate["diverged"].sum()
-            means = means.where(lost == 0)  # no mean of those that survived
-            colour = COLOUR.get(variant, f"C{[*ARMS, variant].index(variant) % 10}")
-            here.plot(means.index, means, "o-", color=colour, label=title(variant))
-            rest = own["learning_rate"], own["final_nll"]
-            here.plot(*rest, ".", color=colour, alpha=0.4)
-            best, reason, _ = best_rate(own)
-            told = [
-                f"{n} diverged" if n else f"{mean:.4f}" for mean, n in zip(means, lost, strict=True)
-            ]
-            rows.append(
-                {"arm": title(variant), "scale": scale, "runs": str(len(own))}
-                | {"rate": f"{best:.3g}" if best else f"open: {reason}"}
-                | {f"{rate:.3g}": cell for rate, cell in zip(means.index, told, strict=True)}
+    names = {scale: "rates" if scale == "10M" else f"rates-{scale}" for scale in runs["scale"]}
+    return [_rates(runs[runs["scale"] == at], name, folder) for at, name in names.items()]
+
+
+def _rates(runs: pd.DataFrame, name: str, folder: Path) -> Section:
+    """Means by rate and the fitted minimum; a panel of the figure for what is added to an arm."""
+    tried = sorted(runs["learning_rate"].unique())
+    means, rows, lost = {}, [], runs[runs["diverged"]]
+    for variant in (variant for variant in ARMS if variant in set(runs["variant"])):
+        own = runs[runs["variant"] == variant]
+        by_rate = own.groupby("learning_rate")
+        stopped = by_rate["diverged"].sum()
+        # No mean of those that survived; a rate that was not tried breaks the line.
+        means[variant] = by_rate["final_nll"].mean().where(stopped == 0).reindex(tried)
+        best, reason, _ = best_rate(own)
+        row = {"variant": title(variant), "runs": str(len(own))}
+        row["best rate"] = f"{best:.3g}" if best else f"open: {reason}"
+        for rate, mean in means[variant].items():
+            gone = stopped.get(rate, 0)
+            row[f"{rate:.3g}"] = (
+                f"{gone} diverged" if gone else "—" if mean != mean else f"{mean:.4f}"
             )
+        rows.append(row)
+    added = list(dict.fromkeys(variant.partition("-")[2] for variant in means))
+    columns = min(3, len(added))
+    high, shared = math.ceil(len(added) / columns), {"sharex": True, "sharey": True}
+    figure, axes = grid(high, columns, 2.1 * high + 0.5, **shared)
+    for here in axes.flat[len(added) :]:
+        here.set_visible(False)
+    for what, here in zip(added, axes.flat, strict=False):
+        here.set_title(title(f"mha-{what}").removeprefix("MHA, ") if what else "plain")
         here.set_xscale("log")
-        here.set_xticks(steps, [f"{rate:.3g}" for rate in steps])
+        if what and "mha" in means:
+            here.plot(tried, means["mha"], color=MUTED, linewidth=0.8, linestyle=style.DASHES)
+        for family in ("mha", "full"):
+            variant, look = f"{family}-{what}".rstrip("-"), {"color": COLOUR[family]}
+            ends = runs[(runs["variant"] == variant) & ~runs["diverged"]]
+            here.plot(ends["learning_rate"], ends["final_nll"], ".", alpha=0.4, **look)
+            here.plot(tried, means.get(variant, [math.nan] * len(tried)), "o-", **look)
+            for rate in lost.loc[lost["variant"] == variant, "learning_rate"]:
+                here.plot(rate, 0.97, "x", transform=here.get_xaxis_transform(), **look)
+        here.set_xticks(tried, [f"{1e3 * rate:.3g}" for rate in tried])
         here.xaxis.set_minor_locator(NullLocator())
-    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
-    save(figure, folder / "rates.svg")
-    return Section("rates", pd.DataFrame(rows).fillna(""), figure=True)
+    figure.supxlabel("learning rate (10⁻³)", fontsize=8)
+    figure.supylabel("final validation NLL (nat/token)", fontsize=8)
+    save(figure, folder / f"{name}.svg")
+    return Section(name, pd.DataFrame(rows), figure=True)
 
 
 def best_rate(runs: pd.DataFrame) -> tuple[float | None, str, float]:
@@ -441,6 +511,30 @@ def rho(specification: str) -> float:
     return embedding * divided / (width * matrix * matrix)
 
 
+# The settings of `readings` in words: the residual matrices, and what else is changed.
+RESIDUAL = {"unscaled": "as the others", "scaled": "divided by sqrt(2L)"}
+CHANGES = {
+    "sd-0.02": "nothing",
+    "sd-torch": "projections start as PyTorch’s",
+    "sd-rsqrt-d": "sd of 1/sqrt(d)",
+    "sd-small": "sd of sqrt(2/(5d))",
+    "sd-rsqrt-d-times-2.5": "sd of 1/sqrt(d), embedding × 2.5",
+    "short-books": "books cut to 200 tokens",
+    "short-books-mask": "books cut, documents masked",
+    "document-mask": "documents masked",
+    "lr-half": "half the learning rate",
+    "lr-twice": "twice the learning rate",
+    "decay-all": "weight decay on all",
+    "decay-no-embedding": "no weight decay on the embedding",
+    "embedding-sd": "embedding with an sd of 1/sqrt(d)",
+    "embedding-times-sqrt-d": "embedding × sqrt(d)",
+    "embedding-times-0.289": "embedding × 0.289",
+    "embedding-times-2": "embedding × 2",
+    "adam-eps": "epsilon 1e-5",
+    "separate-weights": "weights drawn apart",
+}
+
+
 def reading_values(frames: dict[str, pd.DataFrame]) -> pd.DataFrame:
     """A row a reading and seed that has a pair: losses, and the flow of its first layers."""
     runs, flow, probes = frames["runs"], frames["flow"], frames["probes"]
@@ -452,7 +546,9 @@ def reading_values(frames: dict[str, pd.DataFrame]) -> pd.DataFrame:
     found["self0"] = layers["full", "self_flow", 0]
     found["diagonal0"] = layers["mha", "self_flow", 0]
     found["self1"] = layers["full", "self_flow", 1]
-    found["rank0"] = layers["full", "effective_rank", 0] / layers["mha", "effective_rank", 0]
+    for variant in ("full", "mha"):
+        found[f"rank_{variant}"] = layers[variant, "effective_rank", 0]
+    found["rank0"] = found["rank_full"] / found["rank_mha"]
     lam = probes[(probes["metric"] == "lambda") & (probes["layer"] == 0)]
     lam = lam[lam["variant"] == "full"].sort_values("update").groupby(key)["value"].last()
     found["lambda0"] = lam
@@ -474,31 +570,40 @@ READ = {
 }
 
 
+def changed(variation: str) -> tuple[str, str]:
+    """What a variation of `readings` starts as: its residual matrices, and what else is changed."""
+    residual, _, change = variation.partition("-")
+    return RESIDUAL.get(residual, residual), CHANGES.get(change, change)
+
+
 def readings(values: pd.DataFrame, folder: Path) -> Section:
-    """One table of all readings, and two curves over them."""
+    """One table of all settings of `readings`, and their differences and Self flow as a figure."""
     groups = values.groupby("variation")
     mean = groups.mean(numeric_only=True).sort_values("apart")
-    table = {"reading": mean.index, "pairs": groups.size()[mean.index].astype(str).to_numpy()}
+    table = pd.DataFrame([changed(name) for name in mean.index], columns=["W_O, W_down", "changed"])
+    table = table.iloc[:, ::-1]
+    table["pairs"] = groups.size()[mean.index].astype(str).to_numpy()
     for column, (name, form) in READ.items():
         table[name] = [form.format(value).replace("-", "−") for value in mean[column]]
-    figure, axes = grid(2, 1, 5.2)
+    figure, axes = grid(1, 2, 0.17 * len(mean) + 0.6, sharey=True)
+    places = {name: -place for place, name in enumerate(mean.index)}
+    colours = [COLOUR["full" if name.startswith("un") else "mha"] for name in mean.index]
     for here, column, label, printed in zip(
-        axes[:, 0],
+        axes[0],
         ("apart", "self0"),
-        ("Relation − MHA\n(nat/token)", "L0 Self flow"),
+        ("Relation − MHA (nat/token)", "Self flow of the first layer"),
         (("app-nll", "10M/mean", "delta"), ("relation_internal", "10M", "l0_self.full")),
         strict=True,
     ):
-        means = mean[column].sort_values()
-        places = {name: place for place, name in enumerate(means.index)}
-        here.plot(values["variation"].map(places), values[column], ".", color=MUTED)
-        colours = np.where(means.index.str.startswith("un"), COLOUR["full"], COLOUR["mha"])
-        here.scatter(range(len(means)), means, color=colours, zorder=3)
-        here.axhline(paper.number(*printed), color=INK, linewidth=0.7, linestyle="--")
-        here.set_xticks(range(len(means)), means.index, rotation=90, fontsize=6)
-        here.set(ylabel=label, xlim=(-1, len(means)))
+        style.sideways(here, [changed(name)[1] for name in mean.index])
+        here.plot(values[column], values["variation"].map(places), ".", color=MUTED, alpha=0.6)
+        here.scatter(mean[column], places.values(), color=colours, zorder=3)
+        here.axvline(paper.number(*printed), color=INK, linewidth=0.7, linestyle=style.DASHES)
+        here.set(xlabel=label, ylim=(0.7 - len(mean), 0.7))
+    axes[0, 0].axvline(0, color=INK, linewidth=0.7)
+    axes[0, 1].xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     save(figure, folder / "readings.svg")
-    return Section("readings", pd.DataFrame(table), figure=True)
+    return Section("readings", table, figure=True)
 
 
 def anchor(values: pd.DataFrame, folder: Path) -> Section:

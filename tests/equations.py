@@ -16,6 +16,12 @@ def draw(*shape: int, count: int = 3) -> Tensor:
     return torch.randn(count, *shape, generator=generator, dtype=torch.float64)
 
 
+def normal(*shape: int, seed: int = 1) -> Tensor:
+    """A standard normal float64 tensor."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
 def draw_linear(*shape: int) -> tuple[Tensor, ...]:
     """p1, p2, info and g; a third of the channels keep all (g = 0) or forget all (g = -50)."""
     p1, p2, info, g = draw(*shape, count=4)

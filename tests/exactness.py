@@ -50,11 +50,12 @@ def sharing(inputs: Inputs, heads: int) -> Inputs:
 @contextmanager
 def poisoned_memory() -> Iterator[None]:
     """Uninitialised memory holds NaN."""
-    torch.use_deterministic_algorithms(True)
+    # As torch.use_deterministic_algorithms does, which imports the whole compiler.
+    torch.set_deterministic_debug_mode("error")
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(False)
+        torch.set_deterministic_debug_mode("default")
 
 
 def differentiate(operator, inputs: Inputs, **options) -> Inputs:

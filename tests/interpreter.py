@@ -21,11 +21,12 @@ def _spare_time() -> None:
 
     It replaces its language again at every call of a device function; once a launch is enough. It
     computes sums and products of integers again in 64 bits to find an overflow, and then, outside
-    its debug mode, does not say so.
+    its debug mode, does not say so. It builds a table of all dtypes to look up one.
     """
     from triton.runtime import interpreter
 
     patch, execute, patched = interpreter._patch_lang, interpreter.GridExecutor.__call__, set()
+    look_up, dtypes = interpreter._get_np_dtype, {}
 
     def patch_once(function):
         if function in patched:
@@ -37,7 +38,13 @@ def _spare_time() -> None:
         patched.clear()
         execute(*arguments, **options)
 
+    def numpy_dtype(of):
+        if (name := of.scalar.name) not in dtypes:
+            dtypes[name] = look_up(of)
+        return dtypes[name]
+
     interpreter._patch_lang, interpreter.GridExecutor.__call__ = patch_once, launch
+    interpreter._get_np_dtype = numpy_dtype
     builder = interpreter.interpreter_builder
     builder.options = replace(builder.options, sanitize_overflow=False)
 

@@ -1,6 +1,7 @@
 """What compiled kernels take of a multiprocessor, and the faults that compilers have made in them.
 
-No GPU is needed: `fake_gpu` has the launchers compile for one. Three faults, on Hopper:
+No GPU is needed: `fake_gpu` has the launchers compile for one. Three faults of kernels with
+products, on Hopper:
 
 *A product reads a tile before it has arrived* (`unfenced_products`). wgmma reads shared memory
 through the asynchronous proxy. What threads wrote there, by st.shared or by cp.async once it is
@@ -19,6 +20,7 @@ import itertools
 import re
 import subprocess
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -48,23 +50,30 @@ def serialises_products(compiled) -> bool:
 
     It does where it runs out of registers for products under way; Triton swallows the message.
     """
-    code = _read_cubin(compiled, "-sass")
+    code = _machine_code(compiled)
     return code.count("WARPGROUP.DEPBAR") > code.count("HGMMA") // 2
 
 
 def faults_of(compiled, stores: bool = True) -> list[str]:
-    """A line for each of the three faults that a kernel has.
+    """A line for each of the three faults that a kernel has; one without products has none.
 
     Without `stores` only copies count as writes: a tile whose layout changes in shared memory is
     stored there too, and read by threads alone.
     """
-    ptx, code = compiled.asm["ptx"], _read_cubin(compiled, "-sass")
+    if not has_products(compiled):
+        return []
+    ptx, code = compiled.asm["ptx"], _machine_code(compiled)
     unfenced = [(n, write) for n, write in unfenced_products(ptx) if stores or write == "copied"]
     return [
         *(f"line {n} of PTX multiplies what is {write} without a fence" for n, write in unfenced),
         *["a left factor is overwritten"] * overwritten_factors(ptx, code),
         *(f"{text} reads UR{registers} unset" for text, registers in unset_uniforms(code)),
     ]
+
+
+@cache
+def _machine_code(compiled) -> str:
+    return _read_cubin(compiled, "-sass")
 
 
 def _read_cubin(compiled, what: str) -> str:

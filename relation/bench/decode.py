@@ -57,16 +57,8 @@ def decoding(
     context: int,
     batch: int,
 ):
-    """A side: seconds of a token or a prompt of the batch, by the clock on the wall.
-
-    Raises OutOfMemoryError where the state alone is larger than the free memory.
-    """
+    """A side: seconds of a token or a prompt of the batch, by the clock on the wall."""
     dtype = DTYPES[precision]
-    if device.type == "cuda":
-        free, needed = torch.cuda.mem_get_info()[0], state_bytes(config, context, batch, dtype)
-        if measure == TOKEN and needed > free:
-            told = f"its state takes {needed / 1e9:,.0f} GB, and {free / 1e9:,.0f} GB are free"
-            raise torch.OutOfMemoryError(told)
     model = Decoder(config, seed=0).to(device).eval()
     calls, prepare = (_TOKENS_A_ROUND, _token) if measure == TOKEN else (1, _prompt)
     cast = partial(torch.autocast, device.type, dtype, enabled=dtype != torch.float32)

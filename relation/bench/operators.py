@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 import pandas as pd
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from relation import machine, records
@@ -30,9 +29,6 @@ _MOST_COPIES = 64
 _COLUMNS = ("status", "reason", "error", "peak_bytes", "samples", "alone")
 _CHECKED_TOKENS = 2048  # a T x T matrix in FP64 is 32 MiB a head
 _SAME_FUNCTION = 0.02  # BF16 rounds to 2^-9 of a value; another function is off by its own size
-# On sm_90 flash-attn-4 4.0.0b36 returns a wrong dq at widths whose next multiple of 16 is none of
-# 32 (its pull request 2896).
-_CUTE_WIDTH = 32
 
 
 class Shape(NamedTuple):
@@ -80,13 +76,12 @@ class Peer(NamedTuple):
     """An implementation: the inputs that it takes, its definition, and what makes it.
 
     build(device) gives a function of the inputs and `documents`; it raises InputError where the
-    device cannot run it. frozen: inputs without gradient.
+    device cannot run it.
     """
 
     takes: tuple[str, ...]
     definition: Call
     build: Callable[[torch.device], Call]
-    frozen: tuple[str, ...] = ()
 
 
 QKV, RELATION, LINEAR = (("p1", "p2", "info", *more) for more in ((), ("lam",), ("g",)))
@@ -105,70 +100,6 @@ def _backend(operator: str, name: str) -> Peer:
     return Peer(*_OPERATORS[operator], build)
 
 
-def cute_attention(q: Tensor, k: Tensor, v: Tensor, documents: None = None, **given) -> Tensor:
-    """Causal attention of (B, H, T, D) by FlashAttention's CuTe kernels, which take (B, T, H, D).
-
-    D is padded with zeros to a width that they are right at. given: a score function, for example.
-    """
-    from flash_attn.cute import flash_attn_func
-
-    if documents is not None:
-        raise InputError("this peer keeps no documents apart")
-    D = q.shape[-1]
-    by_token = (F.pad(x.transpose(1, 2), (0, -D % _CUTE_WIDTH)) for x in (q, k, v))
-    y = flash_attn_func(*by_token, softmax_scale=D**-0.5, causal=True, **given)[0]
-    return y[..., :D].transpose(1, 2)
-
-
-def relation_scores(cute, tau: float = 2.0) -> tuple[Callable, Callable]:
-    """Full Relation's score function and its backward (Section 3.1), as the CuTe kernels call them.
-
-    cute: `cutlass.cute`, or a module with the same `where` and `math.tanh`. The first turns U_ij
-    into sigmoid(U_ii / tau) or SiLU(U_ij) - lam log i; it reads lam log i, (T,). The second
-    turns the gradient of that into the gradient of U.
-    """
-
-    def gate(own, score):
-        # One tanh serves both: sigmoid(x) = (1 + tanh(x / 2)) / 2.
-        half = cute.where(own, score * (0.5 / tau), score * 0.5)
-        return 0.5 * cute.math.tanh(half, fastmath=True) + 0.5
-
-    def forward(score, b, h, q_idx, kv_idx, seqlen_info, aux_tensors):
-        own = q_idx == kv_idx
-        s = gate(own, score)
-        return cute.where(own, s, score * s - aux_tensors[0][q_idx[0]])
-
-    def backward(grad, score, b, h, q_idx, kv_idx, seqlen_info, aux_tensors):
-        own = q_idx == kv_idx
-        s = gate(own, score)
-        slope = cute.where(own, s * (1.0 - s) * (1.0 / tau), s * (1.0 + score * (1.0 - s)))
-        return grad * slope
-
-    return forward, backward
-
-
-def _cute(device: torch.device, relation: bool = False) -> Call:
-    if device.type != "cuda":
-        raise InputError(f"flash_attn.cute needs a GPU, and this device is {device}")
-    try:
-        import cutlass.cute as cute
-        import flash_attn.cute  # noqa: F401
-    except ImportError:
-        raise InputError("flash_attn.cute is not installed; pip install flash-attn-4") from None
-    if not relation:
-        return cute_attention
-    # Made once: the library compiles anew for another function.
-    forward, backward = relation_scores(cute)
-
-    def call(p1: Tensor, p2: Tensor, info: Tensor, lam: Tensor, documents=None) -> Tensor:
-        i = torch.arange(1, p1.shape[2] + 1, device=device, dtype=torch.float32)
-        mods = {"score_mod": forward, "score_mod_bwd": backward}
-        aux = [lam.detach() * i.log()]
-        return cute_attention(p1, p2, info, documents, aux_tensors=aux, **mods)
-
-    return call
-
-
 PEERS: dict[str, Peer] = {
     "flash-relation": _backend("full", "flash"),
     "flash-attention-2": _backend("mha", "flash"),
@@ -178,8 +109,6 @@ PEERS: dict[str, Peer] = {
     "materialised-compiled": Peer(
         RELATION, full_relation, lambda device: torch.compile(full_relation, dynamic=False)
     ),
-    "cute-attention": Peer(QKV, causal_attention, _cute),
-    "cute-relation": Peer(RELATION, full_relation, partial(_cute, relation=True), ("lam",)),
     "linear-relation": _backend("linear", "flash"),
     # Every eighth channel has learned to forget.
     "linear-forgetful": _backend("linear", "flash")._replace(takes=(*QKV, "forgetful")),
@@ -228,7 +157,6 @@ def peer_calls(
     if device.type == "cuda":
         torch.compiler.reset()  # else the ninth shape runs eagerly, without a word
     call = partial(peer.build(device), documents=ragged_documents(shape, device))
-    wanted = [each for each in peer.takes if each not in peer.frozen]
     generator = torch.Generator(device).manual_seed(0)
     copies = [draw(shape, protocol.DTYPES[precision], device, generator)]
     taken = sum(copies[0][each].nbytes for each in (*peer.takes, "dy"))
@@ -245,9 +173,9 @@ def peer_calls(
     def backward() -> None:
         values = next(turn)
         y = call(*(values[each] for each in peer.takes))
-        torch.autograd.grad(y, [values[each] for each in wanted], values["dy"])
+        torch.autograd.grad(y, [values[each] for each in peer.takes], values["dy"])
 
-    answer = {"error": _error(peer, call, copies[0], shape, device)}
+    answer = {"error": _error(peer, protocol.DTYPES[precision], shape, device)}
     calls = {FORWARD: forward, BACKWARD: backward}
     timers = {each: protocol.Timer(device, calls[each], len(copies)) for each in measures}
     if device.type == "cuda":
@@ -261,36 +189,24 @@ def peer_calls(
     yield {f"host {each}": timer.host_seconds() for each, timer in timers.items()}
 
 
-def _error(
-    peer: Peer, call: Call, inputs: dict[str, Tensor], shape: Shape, device: torch.device
-) -> float:
+def _error(peer: Peer, dtype: torch.dtype, shape: Shape, device: torch.device) -> float:
     """The largest relative RMS error of Y and of p1's, p2's and info's gradients off FP64.
 
-    Of the first sequence, the first heads that share and at most 2048 tokens: no earlier row
-    depends on a later token, and dY is zero elsewhere. A scalar's gradient needs many draws, which
-    the tests make.
+    Of one sequence, the first heads that share and at most 2048 tokens. A scalar's gradient needs
+    many draws, which the tests make. Raises RunError for another function.
     """
-    n, shared = _CHECKED_TOKENS, min(2, shape.kv_heads)
-
-    def part(name: str, x: Tensor) -> Tensor:
-        heads = shared if name in ("p2", "info") else shared * shape.heads // shape.kv_heads
-        return x[:1, :heads, :n] if x.ndim else x
-
-    dy = torch.zeros_like(inputs["dy"])
-    part("dy", dy).copy_(part("dy", inputs["dy"]))
-    y = call(*(inputs[name] for name in peer.takes))
-    found = (y.detach(), *torch.autograd.grad(y, [inputs[name] for name in QKV], dy))
-    given = {name: part(name, inputs[name].detach()).double() for name in peer.takes}
-    leaves = [given[name].requires_grad_() for name in QKV]
-    documents = ragged_documents(shape, device)
-    if documents is not None:
-        starts = documents.starts[:1, :n]
-        documents = Documents.of((starts.diff(prepend=starts[:, :1]) != 0).cumsum(1))
-    exact = peer.definition(*given.values(), documents=documents)
-    truths = (exact, *torch.autograd.grad(exact, leaves, part("dy", dy).double()))
+    shared = min(2, shape.kv_heads)
+    heads, length = shared * shape.heads // shape.kv_heads, min(shape.length, _CHECKED_TOKENS)
+    part = Shape(1, heads, shared, length, shape.width, shape.documents)
+    inputs = draw(part, dtype, device, torch.Generator(device).manual_seed(1))
+    results, dy = [], inputs["dy"]
+    for call, cast in ((peer.build(device), torch.clone), (peer.definition, Tensor.double)):
+        leaves = [cast(inputs[name]).detach().requires_grad_() for name in peer.takes]
+        y = call(*leaves, documents=ragged_documents(part, device))
+        results.append((y, *torch.autograd.grad(y, leaves[:3], dy.to(y.dtype))))
     errors = [
-        ((part(name, ours).double() - truth).square().sum() / truth.square().sum()).sqrt()
-        for name, ours, truth in zip(("Y", *QKV), found, truths, strict=True)
+        ((ours.double() - truth).square().sum() / truth.square().sum()).sqrt()
+        for ours, truth in zip(*results, strict=True)
     ]
     worst = torch.stack(errors).max().item()  # NaN where one is
     if not worst <= _SAME_FUNCTION:

@@ -38,9 +38,6 @@ from relation import machine, records
 from relation.errors import InputError
 from relation.jobs import Bench
 
-# PyTorch's profiler says on stderr whenever it starts and stops.
-os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-
 Side = Callable[..., Generator]
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 # Libraries' handles take memory when they are first used.
@@ -266,14 +263,12 @@ class Sides:
         process.start()
         theirs.close()
         self._processes[name] = process, ours
-        self.conditions.ours.append(process.pid)
 
     def _stop(self, name: str) -> None:
         process, pipe = self._processes.pop(name)
         pipe.close()
         process.kill()
         process.join()
-        self.conditions.ours.remove(process.pid)
 
     def _ask(self, name: str, question: str, *given: Any) -> Any:
         """The answer of a side or a Failure; the device is watched meanwhile."""
@@ -352,13 +347,13 @@ _READINGS = {
 
 
 class Conditions:
-    """Clock, temperature, power and other processes of a GPU, read by NVML while it is timed.
+    """Clock, temperature and power of a GPU, read by NVML while it is timed.
 
-    Make it before the first side's process is on the device. ours: the processes of the sides.
+    Make it before the first side's process is on the device.
     """
 
     def __init__(self, device: torch.device):
-        self.device, self.ours = device, []
+        self.device = device
         self._gpu = self._driver = self._limit = self._before = None
         self._forget()
         if device.type != "cuda":
@@ -386,7 +381,7 @@ class Conditions:
             return None
 
     def _forget(self) -> None:
-        self._strangers, self._seen = 0, {name: [] for name in _READINGS}
+        self._seen: dict[str, list] = {name: [] for name in _READINGS}
 
     def look(self) -> None:
         """Take a reading; cheap, and without effect on a CPU."""
@@ -395,10 +390,6 @@ class Conditions:
         for name, asked in _READINGS.items():
             if (value := self._read(*asked)) is not None:
                 self._seen[name].append(value)
-        listed = {p.pid for p in self._read("ComputeRunningProcesses") or ()} - {os.getpid()}
-        # In a container NVML lists the host's process ids: only the number of ours is known then.
-        known = len(listed & set(self.ours)) or len(self.ours)
-        self._strangers = max(self._strangers, len(listed) - known)
 
     def columns(self) -> dict:
         """Clocks (MHz), highest temperature (C) and power (W), and what disturbed, or None.
@@ -407,8 +398,6 @@ class Conditions:
         """
         clocks, temperatures, powers, reasons = self._seen.values()
         told = [self._before] if self._before else []
-        if self._strangers > 0:
-            told.append(f"other processes on the GPU: {self._strangers}")
         for name, bit in _THROTTLES.items():
             if share := sum(bool(reason & bit) for reason in reasons):
                 told.append(f"{name} in {share / len(reasons):.0%} of the readings")

@@ -1,14 +1,12 @@
 """Throughput of whole training updates (Appendix F; Tables 5, 15, 16 and 17).
 
 A side is a variant with its backends and its micro-batch; an update is forward, backward, clipping
-and AdamW over all its micro-batches, as training runs it. A profile of one more micro-batch proves
-which attention kernels ran.
+and AdamW over all its micro-batches, as training runs it.
 """
 
 import itertools
-import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -16,8 +14,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd import DeviceType
-from torch.profiler import ProfilerActivity, profile
 
 from relation import machine
 from relation.bench.rounds import Answers, median_columns, record, synchronize
@@ -30,58 +26,13 @@ from relation.train.step import UpdateStep, build_optimizer
 _LEAST_WARM_UPDATES = 2
 _UPDATES_OF_RANDOM_TOKENS = 4
 
-# Names of the kernels that each backend must run, by kind of device. A backend in plain PyTorch has
-# none; on a CPU PyTorch's operations stand for kernels.
-_KERNELS = {
-    "cuda": {
-        ("mha", "flash"): r"^(?!.*(cudnn|sdpa)).*flash_(fwd|bwd)",
-        ("mha", "cudnn"): r"cudnn|sdpa",
-        ("full", "flash"): r"^(hopper_)?(forward|p1|p2_info|repair)_kernel",
-        ("linear", "flash"): (
-            r"^(prepare|chunk_states|segment_scan|output|information|coordinates|"
-            r"weak_(output|information|coordinates|gradients))_kernel"
-        ),
-    },
-    "cpu": {("mha", "flash"): r"scaled_dot_product_flash_attention_for_cpu"},
-}
-_OTHERS = r"fmha|efficient_attention|flex_attention|_scaled_dot_product_"
-# Inductor names a kernel after the operations whose tensors it moves; its templates (triton_tem_),
-# FlexAttention's among them, do the work themselves.
-_MOVER = re.compile(r"triton_(?!tem_)")
-
-
-def attention_kernels(update: Callable[[], object], device: torch.device) -> list[str]:
-    """The names of the attention and Relation kernels that ran in an update, each once."""
-    on_gpu = device.type == "cuda"
-    activity = ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU
-    # Without acc_events PyTorch warns that further cycles clear events; here is only one.
-    with profile(activities=[activity], acc_events=True) as found:
-        update()
-        synchronize(device)
-    wanted = DeviceType.CUDA if on_gpu else DeviceType.CPU
-    names = [event.key for event in found.key_averages() if event.device_type == wanted]
-    ours = re.compile("|".join((*_KERNELS[device.type].values(), _OTHERS)))
-    return sorted({name for name in names if ours.search(name) and not _MOVER.match(name)})
-
-
-def check_kernels(
-    operator: str, backend: str, device: torch.device, kernels: Sequence[str]
-) -> None:
-    """Raise RunError unless a backend's own kernels ran, and no other one of attention."""
-    own = _KERNELS[device.type].get((operator, backend))
-    others = [name for name in kernels if own is None or not re.search(own, name)]
-    if others or (own and not kernels):
-        ran = others[0] if others else "no kernel of its name"
-        raise RunError(f"{operator} by {backend!r} was asked for, and {ran} ran")
-
 
 def updates(bench: Bench, side: Side, device: torch.device, tokens: Path | None = None):
     """A side: seconds of its updates, each launched while the device works on the one before.
 
     tokens: a file of 16-bit ids, None for random ones. At least two updates warm up; a round on a
-    GPU starts with one that does not count. The last facts are the peak memory, the raw rate and
-    the attention kernels of one more micro-batch. Raises RunError for a loss that is not finite and
-    where another kernel ran than the one that was asked for.
+    GPU starts with one that does not count. The last facts are the peak memory and the raw rate.
+    Raises RunError for a loss that is not finite.
     """
     on_gpu = device.type == "cuda"
     model = Execution(**side.backends, compiled=bench.compile).decoder(side.model, device)
@@ -103,10 +54,11 @@ def updates(bench: Bench, side: Side, device: torch.device, tokens: Path | None 
         halves = (x.reshape(side.micro, -1) for x in (ids[:-1], ids[1:]))
         return tuple(machine.to_device(x, device) for x in halves)
 
-    def run(count: int, step: UpdateStep = step, micro_batches: int = side.accumulation) -> Tensor:
+    def run(count: int) -> Tensor:
         """Launch updates and return the last one's loss; a GPU may still be working."""
         for _ in range(count):
-            loss, _ = step((batch() for _ in range(micro_batches)), micro_batches * size, rate)
+            batches = (batch() for _ in range(side.accumulation))
+            loss, _ = step(batches, side.accumulation * size, rate)
         return loss
 
     synchronize(device)
@@ -140,19 +92,10 @@ def updates(bench: Bench, side: Side, device: torch.device, tokens: Path | None 
         wall += time.perf_counter() - began
         done += bench.measured_updates + on_gpu
         answer = seconds / bench.measured_updates
-    facts = {"raw_tokens_per_second": done * side.accumulation * size / wall, "kernels": []}
+    facts = {"raw_tokens_per_second": done * side.accumulation * size / wall}
     if on_gpu:
         facts["allocated_gib"] = torch.cuda.max_memory_allocated(device) / 2**30
         facts["reserved_gib"] = torch.cuda.max_memory_reserved(device) / 2**30
-    backend = side.variant, side.backends[side.variant]
-    if on_gpu or backend in _KERNELS["cpu"]:  # others are plain PyTorch
-        facts["kernels"] = attention_kernels(lambda: run(1, step, 1), device)
-        if not facts["kernels"] and on_gpu:
-            # A profiler that does not see into graphs sees the same kernels launched one by one.
-            launched = step.uncaptured()
-            run(1, launched, 1)
-            facts["kernels"] = attention_kernels(lambda: run(1, launched, 1), device)
-        check_kernels(*backend, device, facts["kernels"])
     yield facts
 
 
@@ -193,7 +136,6 @@ def measure(bench: Bench, out: Path, data: Path | None = None) -> None:
             **median_columns("tokens_per_second", rates),
             "samples": rates,
             "measured_updates": len(rates) * bench.measured_updates,
-            "kernels": answers.facts.get("kernels", []),
             "tokens": "random" if tokens is None else "corpus",
         }
 

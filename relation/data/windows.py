@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 TOKEN_TYPE = np.dtype("<u2")
 IGNORED = -100  # the target that cross-entropy skips, PyTorch's convention
-_WINDOWS_AT_A_TIME = 1024
 
 
 def sha256_of(path: Path) -> str:
@@ -70,21 +69,16 @@ class Update:
     tokens: int
 
 
-def plan_updates(
-    budget: int, tokens_per_update: int, context: int, last_update: str
-) -> list[Update]:
+def plan_updates(budget: int, tokens_per_update: int, context: int) -> list[Update]:
     """Split a budget of predicted tokens into updates; the last may be partial.
 
-    "partial" trains the rest of the budget on its own windows, the last one truncated; "drop"
-    leaves it out.
+    It trains the rest of the budget on its own windows, the last one truncated.
     """
     per_update = tokens_per_update // context
     full, rest = divmod(budget, tokens_per_update)
     updates = [Update(i, i * per_update, per_update, tokens_per_update) for i in range(full)]
-    if rest and last_update == "partial":
+    if rest:
         updates.append(Update(full, full * per_update, -(-rest // context), rest))
-    if not updates:
-        raise InputError(f"a budget of {budget} tokens holds no update of {tokens_per_update}")
     return updates
 
 
@@ -126,15 +120,6 @@ class TrainingWindows:
             inputs[row], targets[row] = chunk[:-1], chunk[1:]
         targets.reshape(-1)[tokens:] = IGNORED
         return inputs, targets
-
-    def count_of(self, token: int) -> np.ndarray:
-        """How often every window's inputs hold a token, (windows,) int64; reads the whole split."""
-        found = np.empty(self.count, np.int64)
-        for first in range(0, self.count, _WINDOWS_AT_A_TIME):
-            last = min(first + _WINDOWS_AT_A_TIME, self.count)
-            inputs = self.tokens[first * self.context : last * self.context]
-            found[first:last] = (inputs.reshape(-1, self.context) == token).sum(1)
-        return found
 
 
 class OrderHash:
@@ -214,7 +199,8 @@ def bounded_mask(
     from relation.kernels.documents import Documents
 
     end, most = end_of_text_id(data), 0
-    ends = windows.count_of(end)
+    inputs = windows.tokens[: windows.count * windows.context].reshape(windows.count, -1)
+    ends = (inputs == end).sum(1)  # (windows,)
     for update in updates:
         counts = ends[windows.window_ids(update.first, update.windows)]
         batches = np.add.reduceat(counts, np.arange(0, len(counts), micro))

@@ -12,16 +12,13 @@ import torch.nn.functional as F
 from safetensors import safe_open
 from torch import Tensor, nn
 from torch.compiler import is_compiling
-from torch.utils.weak import WeakTensorKeyDictionary
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from relation.errors import InputError
 from relation.kernels.documents import Documents
-from relation.ops import scores
-from relation.ops.attention import shared_matmul
+from relation.ops import full_relation_step
 from relation.ops.backends import Automatic
-from relation.ops.full import flow_of_rows
 
 NAME = "relation"
 TAU = 2.0
@@ -46,7 +43,7 @@ def add_lambda(
             "attn_implementation='relation' is for Llama-type models"
         )
     folder = Path(model.config._name_or_path if saved is None else saved)
-    values = _saved(folder)
+    stored, values = _saved(folder), {}
     for name, module in modules.items():
         config = getattr(module, "config", model.config)
         if config._attn_implementation != NAME:
@@ -54,21 +51,22 @@ def add_lambda(
                 f"{name} runs the attention {config._attn_implementation!r}, which has no lambda; "
                 "give attn_implementation='relation' to from_pretrained or the configuration"
             )
-        keeps = saved is None and hasattr(module, "lam")
+        if saved is None and hasattr(module, "lam"):
+            continue
         wanted = saved is not None or (init is None and getattr(config, "has_lambda", False))
-        if wanted and not keeps and f"{name}.lam" not in values:
+        if wanted and f"{name}.lam" not in stored:
             raise InputError(
                 f"{folder} has no {name}.lam, or is no folder here; give saved=, the folder of "
                 "safetensors that has it, or init= to begin anew"
             )
-    for name, module in modules.items():
-        config = getattr(module, "config", model.config)
+        values[module] = stored.get(f"{name}.lam", 0.5 if init is None else init)
+    for module in modules.values():
         # In config.json: a saved model runs Relation unasked, or is refused without relation.hf.
+        config = getattr(module, "config", model.config)
         config.attn_implementation, config.has_lambda = NAME, True
-        if saved is not None or not hasattr(module, "lam"):
-            value = values.get(f"{name}.lam", 0.5 if init is None else init)
-            value = torch.tensor([value], dtype=torch.float32)
-            module.lam = nn.Parameter(value.to(next(module.parameters()).device))
+    for module, value in values.items():
+        device = next(module.parameters()).device
+        module.lam = nn.Parameter(torch.tensor([value], dtype=torch.float32, device=device))
     return model
 
 
@@ -86,14 +84,14 @@ def _saved(folder: Path) -> dict[str, float]:
     return found
 
 
-def relation_mask(**options: Any) -> Tensor | None:
+def relation_mask(**options: Any) -> Tensor | Documents | None:
     """What the layers of a forward share, as transformers asks for it: which tokens see each other.
 
-    None: all tokens before. For rows from their first token int32, (2, 1, B, T): where the document
-    of each token starts and ends, in memory linear in T; padding becomes documents of a token each.
-    After a cache, in a window shorter than the row and for text that padding interrupts
-    transformers' mask, bool, (B, 1, n, T), in which padding sees nothing. Waits once for the GPU,
-    and not in torch.compile, which refuses interrupted text as it runs.
+    None: all tokens before. `Documents` for rows from their first token, in memory linear in T;
+    padding becomes documents of a token each. After a cache or in a static one, in a window shorter
+    than the row and for text that padding interrupts transformers' mask, bool, (B, 1, n, T), in
+    which padding sees nothing. Waits once for the GPU, and not in torch.compile, which refuses
+    interrupted text as it runs.
     """
     sees, text, window = (options.get(n) for n in ("mask_function", "attention_mask", "local_size"))
     offset, n, device = (options[name] for name in ("q_offset", "q_length", "device"))
@@ -104,13 +102,14 @@ def relation_mask(**options: Any) -> Tensor | None:
     is_causal = options.get("allow_is_causal_skip", True)
     if is_causal and text is None:
         return None
+    if options["kv_length"] != n:  # a static cache, whose mask `generate` makes as a tensor
+        return sdpa_mask(**options)
     row = torch.arange(options["batch_size"], device=device)[:, None]
     place = torch.arange(n, device=device)
     # A token that does not see its neighbour starts a document.
     first = ~sees(row, 0, place, (place - 1).clamp(min=0)).expand(len(row), n)
     wrong = first.new_zeros(()) if is_causal else sees(row, 0, place[:-1], place[1:]).any()
     if text is not None:
-        text = text[:, :n]  # a static cache goes on past the prompt
         before = F.pad(text[:, :-1], (1, 0))
         first = first | ~text | ~before
         wrong = wrong | ((text & ~before).sum(1) > 1).any()
@@ -120,48 +119,10 @@ def relation_mask(**options: Any) -> Tensor | None:
         is_wrong, has_documents = torch.stack((wrong, first[:, 1:].any())).tolist()
         if is_wrong or not has_documents:
             return sdpa_mask(**options) if is_wrong else None
-    documents = Documents.bounded(first, first.numel())
-    return torch.stack((documents.starts, documents.ends))[:, None]
+    return Documents.bounded(first, first.numel())
 
 
 _OPERATOR = Automatic("full")
-
-
-_KNOWN = WeakTensorKeyDictionary()  # the documents of masks that are in use
-
-
-def _documents(bounds: Tensor) -> Documents:
-    """The documents that a mask of `relation_mask` describes, made once for all layers."""
-    if is_compiling():
-        return _documents_of(bounds)
-    if bounds not in _KNOWN:
-        _KNOWN[bounds] = _documents_of(bounds)
-    return _KNOWN[bounds]
-
-
-def _documents_of(bounds: Tensor) -> Documents:
-    # Copies: a view would keep the mask alive, and kernels want them aligned.
-    starts, ends = (x.clone() for x in bounds[:, 0])
-    B, T = starts.shape
-    row = torch.arange(0, B * T, T, dtype=torch.int32, device=bounds.device)[:, None]
-    # Where each token's document ends in the B T tokens: empty ones stand between the documents.
-    return Documents(starts, ends, F.pad((row + ends).flatten(), (1, 0)), T)
-
-
-def _masked(p1: Tensor, p2: Tensor, info: Tensor, lam: Tensor, visible: Tensor | None) -> Tensor:
-    """Full Relation, (B, H, n, D), of n tokens that see what `visible` (B, 1, n, T) says.
-
-    The last token that one sees is itself. None: the n tokens are one, and it sees all. A token
-    that sees nothing is padding: it gets something finite.
-    """
-    U = scores(p1, p2)
-    if visible is None:
-        visible = torch.ones(1, 1, *U.shape[-2:], dtype=torch.bool, device=U.device)
-    visible = visible | ~visible.any(-1, keepdim=True)
-    own = visible.shape[-1] - 1 - visible.flip(-1).int().argmax(-1, keepdim=True)
-    own = own.expand(*U.shape[:3], 1)
-    flow = flow_of_rows(U, lam, TAU, own, visible.sum(-1, keepdim=True), ~visible)
-    return shared_matmul(flow.to(info.dtype), info)
 
 
 def relation_attention(
@@ -169,7 +130,7 @@ def relation_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,
+    attention_mask: Tensor | Documents | None,
     scaling: float | None = None,
     dropout: float = 0.0,
     **options,
@@ -198,8 +159,11 @@ def relation_attention(
     if scaling is not None and scaling != width**-0.5:
         query = query * (scaling * width**0.5)
     n, documents = query.shape[2], None
-    if attention_mask is not None and attention_mask.dtype == torch.int32:
-        documents, attention_mask = _documents(attention_mask), None
+    if isinstance(attention_mask, Documents):
+        documents, attention_mask = attention_mask, None
+        if documents.starts.device != query.device:  # layers on several GPUs
+            held = (documents.starts, documents.ends, documents.offsets)
+            documents = Documents(*(x.to(query.device) for x in held), documents.longest)
     elif attention_mask is not None and attention_mask.dtype != torch.bool:
         raise InputError(
             f"attention_mask is {attention_mask.dtype}, {tuple(attention_mask.shape)}; give the "
@@ -210,7 +174,10 @@ def relation_attention(
         key, value = key[:, :, :n], value[:, :, :n]
         y = _OPERATOR(query, key, value, lam, TAU, documents=documents)
     else:
-        y = _masked(query, key, value, lam, attention_mask)
+        if attention_mask is not None:
+            # A token that sees nothing is padding: it sees all, and gets something finite.
+            attention_mask = attention_mask | ~attention_mask.any(-1, keepdim=True)
+        y = full_relation_step(query, key, value, lam, TAU, visible=attention_mask)
     return y.transpose(1, 2), None
 
 

@@ -1,6 +1,5 @@
 """The paper's decoder as models of transformers: configuration, models and their cache."""
 
-import inspect
 from dataclasses import MISSING, fields, replace
 from typing import Any
 
@@ -23,8 +22,7 @@ from transformers.utils import can_return_tuple
 from relation.errors import InputError
 from relation.kernels.documents import Documents
 from relation.nn import Decoder, DecodeState
-from relation.nn.model import FullRelationMixer
-from relation.variants import FULL, ModelConfig, model_config
+from relation.variants import FULL, ModelConfig
 
 # A model of 10M parameters: transformers makes a configuration without arguments to compare with.
 _FIELDS = {f.name: None if f.default is MISSING else f.default for f in fields(ModelConfig)}
@@ -51,6 +49,7 @@ class RelationConfig(PretrainedConfig):
         "hidden_size": "d_model",
         "intermediate_size": "d_ff",
         "num_attention_heads": "heads",
+        "num_key_value_heads": "kv_heads",
         "initializer_range": "init_std",
     }
 
@@ -60,9 +59,7 @@ class RelationConfig(PretrainedConfig):
             options["layout"] = FULL * layers
         others = {own: other for other, own in self.attribute_map.items()}
         for name, default in _FIELDS.items():
-            value = options.pop(name, options.pop(others.get(name, ""), default))
-            # transformers writes every attribute as JSON, which has no tuples.
-            setattr(self, name, list(value) if isinstance(value, tuple) else value)
+            setattr(self, name, options.pop(name, options.pop(others.get(name, ""), default)))
         if "transformers_version" not in options:
             known = {*dir(self), *vars(PretrainedConfig()), *vars(GenerationConfig())}
             if unknown := sorted(options.keys() - known - {"attn_implementation"}):
@@ -80,7 +77,7 @@ class RelationConfig(PretrainedConfig):
 
     def model(self) -> ModelConfig:
         """The model's shape as the decoder takes it."""
-        return model_config({name: getattr(self, name) for name in _FIELDS})
+        return ModelConfig(**{name: getattr(self, name) for name in _FIELDS})
 
     @property
     def num_hidden_layers(self) -> int:
@@ -95,24 +92,6 @@ class RelationConfig(PretrainedConfig):
                 f'letter a layer, such as "F" * {layers}'
             )
 
-    @property
-    def num_key_value_heads(self) -> int:
-        """Heads of the second coordinate and of information."""
-        return self.heads if self.kv_heads is None else self.kv_heads
-
-    @num_key_value_heads.setter
-    def num_key_value_heads(self, heads: int) -> None:
-        self.kv_heads = heads
-
-
-# The arguments by name, as help and editors show them.
-_KINDS = inspect.Parameter
-RelationConfig.__init__.__signature__ = inspect.Signature([
-    _KINDS("self", _KINDS.POSITIONAL_ONLY),
-    *(_KINDS(name, _KINDS.KEYWORD_ONLY, default=value) for name, value in _FIELDS.items()),
-    _KINDS("options", _KINDS.VAR_KEYWORD),
-])  # fmt: skip
-
 
 class RelationCache:
     """What `generate` and the models take as `cache`: the decode state, one cache a layer."""
@@ -123,26 +102,6 @@ class RelationCache:
     def __init__(self, config: RelationConfig, capacity: int = 256):
         self.state = DecodeState(config.layout, capacity)
         self.columns = 0
-
-    @classmethod
-    def of(
-        cls, config: RelationConfig, given: list[Any], use_cache: bool
-    ) -> "RelationCache | None":
-        """The one of the arguments that is given, or a new one where `use_cache` asks for it.
-
-        Raises InputError for two, and for a cache of another model.
-        """
-        given = [each for each in given if each is not None]
-        if not given:
-            return cls(config) if use_cache else None
-        if len(given) > 1:
-            raise InputError("cache and past_key_values name one thing; give one of them")
-        if not isinstance(given[0], cls):
-            raise InputError(
-                f"the cache is a {type(given[0]).__name__}; a Relation model takes "
-                "relation.hf.RelationCache(model.config)"
-            )
-        return given[0]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Columns of the batch that were read, padding among them."""
@@ -184,9 +143,6 @@ class RelationPreTrainedModel(PreTrainedModel):
         if getattr(decoder, "_is_hf_initialized", False):  # by the base model
             return
         decoder.initialise(int(torch.randint(2**62, (), device="cpu")))
-        for module in decoder.modules():
-            if isinstance(module, FullRelationMixer) and not isinstance(module.lam, nn.Parameter):
-                module.lam.zero_()  # a buffer that no file holds
         decoder._is_hf_initialized = True
 
 
@@ -220,7 +176,14 @@ class RelationModel(RelationPreTrainedModel):
         hidden states, and unknown options.
         """
         self._check(options)
-        cache = RelationCache.of(self.config, [cache, past_key_values], use_cache)
+        cache = past_key_values if cache is None else cache
+        if cache is None and use_cache:
+            cache = RelationCache(self.config)
+        if not isinstance(cache, RelationCache | None):
+            raise InputError(
+                f"the cache is a {type(cache).__name__}; a Relation model takes "
+                "relation.hf.RelationCache(model.config)"
+            )
         read = 0 if cache is None else cache.columns
         starts = _starts(position_ids, attention_mask, input_ids, read)
         if cache is None:
@@ -241,7 +204,7 @@ class RelationModel(RelationPreTrainedModel):
         decoder = self.decoder
         if not (self.gradient_checkpointing and self.training):
             return decoder.states(tokens, documents)
-        x, rope = decoder.embed(tokens), decoder.document_tables(tokens, documents)
+        x, rope = decoder.embed(tokens), decoder.text_tables(tokens, documents)
         for block in decoder.blocks:
             x = self._gradient_checkpointing_func(block, x, rope, None, documents)
         return decoder.norm(x)
@@ -265,7 +228,7 @@ class RelationModel(RelationPreTrainedModel):
         """States (B, n, d) of tokens that follow those that `state` has read."""
         n = tokens.shape[1]
         if mask is None or bool(mask[:, -n:].all()):
-            return self.decoder.decode_states(tokens, state)
+            return self.decoder.states(tokens, state=state)
         if state.length:
             raise InputError(
                 f"{n} tokens after {state.length} read have padding among them; padding belongs to "
@@ -276,7 +239,7 @@ class RelationModel(RelationPreTrainedModel):
         first = (mask != 0).long().argmax(dim=1, keepdim=True)
         place = torch.arange(n, device=tokens.device)
         state.begin(tokens, (mask != 0).sum(dim=1).tolist())
-        states = self.decoder.decode_states(tokens.gather(1, (place + first) % n), state)
+        states = self.decoder.states(tokens.gather(1, (place + first) % n), state=state)
         # Padding's own states are those of a document by itself, which nobody reads.
         moved = ((place - first) % n)[..., None].expand(-1, -1, states.shape[2])
         return states.gather(1, moved)

@@ -3,15 +3,13 @@
 A layer's cache is a `HistoryCache` (MHA and Full Relation) or a `LinearState` (Linear Relation).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from relation.errors import InputError, RunError
 from relation.variants import LINEAR
-
-Tables = tuple[Tensor, Tensor]
 
 
 class Cache:
@@ -50,6 +48,12 @@ class Cache:
             return None
         return torch.arange(tokens, device=self.lengths.device) >= self.lengths[:, None]
 
+    def places(self, tokens: int, device: torch.device) -> Tensor:
+        """Where the next block's tokens stand, (n,), or (B, n) where rows have read unequally."""
+        block = torch.arange(tokens, device=device)
+        unequal = self.lengths is not None and self.length > 0
+        return block + (self.lengths[:, None] if unequal else self.length)
+
     def _take(self, tokens: int) -> None:
         """Count a block of so many tokens a row; `begin` counted those of an unequal prompt."""
         if self.lengths is not None and self.length:
@@ -87,6 +91,14 @@ class HistoryCache(Cache):
         """Views of the two states, (B, H, T, D), T the longest row's tokens."""
         return tuple(buffer[:, :, : self.length] for buffer in self.tensors)
 
+    def visible(self, tokens: int) -> Tensor | None:
+        """What the last block's tokens see, bool (B, 1, n, T); None: all up to themselves."""
+        if self.lengths is None:
+            return None
+        device = self.lengths.device
+        places = self.lengths[:, None] + torch.arange(-tokens, 0, device=device)  # (B, n)
+        return torch.arange(self.length, device=device) <= places[:, None, :, None]
+
     def append(self, first: Tensor, second: Tensor) -> tuple[Tensor, ...]:
         """Add a block's two states, (B, H, n, D) alike, and return `states` with them.
 
@@ -106,14 +118,12 @@ class HistoryCache(Cache):
                 )
         if not self.tensors or end > self.capacity:
             self.reserve(end, blocks)
-        places = None
-        if self.lengths is not None and self.length:
-            places = self.lengths[:, None] + torch.arange(n, device=first.device)  # (B, n)
-            rows = torch.arange(len(places), device=first.device)[:, None]
+        places = self.places(n, first.device)
         for buffer, block in zip(self.tensors, blocks, strict=True):
-            if places is None:
+            if places.ndim == 1:
                 buffer[:, :, self.length : end] = block
             else:
+                rows = torch.arange(len(places), device=first.device)[:, None]
                 buffer.transpose(1, 2)[rows, places] = block.transpose(1, 2)
         self._take(n)
         return self.states
@@ -155,20 +165,20 @@ class DecodeState:
     def __init__(self, layout: str, capacity: int = 256):
         self.layout = layout
         self.layers = [LinearState() if x == LINEAR else HistoryCache(capacity) for x in layout]
-        self._tables: Tables | None = None
 
     @property
     def length(self) -> int:
-        """Tokens read by the longest row. Raises InputError where a block reached some layers."""
-        lengths = {layer.length for layer in self.layers}
-        if len(lengths) > 1:
-            raise InputError("the last block reached only some layers; start a new decode state")
-        return lengths.pop()
+        """Tokens read by the longest row."""
+        return self.layers[0].length
 
     @property
     def lengths(self) -> Tensor | None:
         """Tokens that each row has read, (B,) int64, or None: all alike."""
         return self.layers[0].lengths
+
+    def places(self, tokens: int, device: torch.device) -> Tensor:
+        """`Cache.places` of the next block."""
+        return self.layers[0].places(tokens, device)
 
     @property
     def nbytes(self) -> int:
@@ -176,12 +186,14 @@ class DecodeState:
         return sum(layer.nbytes for layer in self.layers)
 
     def check(self, layout: str) -> None:
-        """Raise InputError unless a model of that layout can read into this state."""
+        """Raise InputError unless a model of that layout can read on into this state."""
         if self.layout != layout:
             raise InputError(
                 f"the decode state is of layers {self.layout} and the model of {layout}; start one "
                 "with decode_state()"
             )
+        if any(layer.length != self.length for layer in self.layers):
+            raise InputError("the last block reached only some layers; start a new decode state")
 
     def begin(self, tokens: Tensor, lengths: Sequence[int]) -> Tensor:
         """Expect prompts (B, n) of which row b has lengths[b] tokens of its own: (B,) int64.
@@ -189,14 +201,11 @@ class DecodeState:
         Raises InputError for lengths that do not fit, an empty prompt among them.
         """
         batch, width = tokens.shape
-        if len(lengths) != batch or max(lengths) > width:
+        if len(lengths) != batch or not 1 <= min(lengths) <= max(lengths) <= width:
             raise InputError(
                 f"tokens have shape {tuple(tokens.shape)} and lengths are {list(lengths)[:8]}; "
-                f"give {batch} lengths of at most {width}"
+                f"give {batch} lengths from 1 to {width}"
             )
-        if min(lengths) < 1:
-            row = next(row for row, length in enumerate(lengths) if length < 1)
-            raise InputError(f"prompt {row} is empty; give each row of a batch at least one token")
         counts = torch.tensor(lengths, device=tokens.device)
         if len(set(lengths)) > 1:
             for layer in self.layers:
@@ -212,9 +221,3 @@ class DecodeState:
         """`Cache.reorder` of every layer."""
         for layer in self.layers:
             layer.reorder(rows)
-
-    def tables(self, build: Callable[[int], Tables], tokens: int) -> Tables:
-        """RoPE's tables for `tokens` places at least, by `build(places)`, kept for later calls."""
-        if self._tables is None or len(self._tables[0]) < tokens:
-            self._tables = build(1 << (tokens - 1).bit_length())
-        return self._tables

@@ -20,7 +20,7 @@ from relation.errors import InputError, RunError
 from relation.kernels import decoding
 from relation.kernels.checks import projection_dtype
 from relation.nn.cache import Cache, DecodeState, HistoryCache
-from relation.nn.model import Block, Decoder, LinearRelationMixer, RopeTables
+from relation.nn.model import Block, Decoder, LinearRelationMixer, RopeTables, check_tokens
 from relation.variants import CALIBRATED, FULL, LINEAR
 
 if TYPE_CHECKING:
@@ -155,16 +155,12 @@ class _Layer:
         mixer, ffn, self.letter = block.mixer, block.ffn, letter
         wi = mixer.mixed_wi() if mixer.mixes else mixer.wi.weight
         readers = [mixer.w1.weight, mixer.w2.weight, wi]
-        self.down_from_residual = None
         if isinstance(mixer, LinearRelationMixer):
             vectors = mixer.a_log.detach().float(), mixer.dt_bias.detach().float()
             self.retention = (mixer.retention_up.detach().to(dtype).contiguous(), *vectors)
-            if mixer.reads_residual:
-                self.down_from_residual = mixer.retention_down.weight.to(dtype)
-            else:
-                readers.append(mixer.retention_down.weight)
+            readers.append(mixer.retention_down.weight)
         if letter == FULL:
-            self.lam = mixer.lam.detach().float().clone()
+            self.lam = mixer.arguments(mixer.wo.weight)[0].detach().float().clone()
             self.transport_self = mixer.options["transport_self"]
         self.inward = (torch.cat(readers) * block.mixer_norm.weight).to(dtype)
         self.outward = mixer.wo.weight.to(dtype)
@@ -199,7 +195,7 @@ class Prepared:
 
     @torch.no_grad()
     def __init__(self, model: Decoder, dtype: torch.dtype):
-        self.config, self.dtype = model.config, dtype
+        self.config = model.config
         reason = why_plain(model, model.embedding.weight.device, dtype)
         if reason:
             raise InputError(f"the decoding kernels cannot run this model: {reason}")
@@ -230,14 +226,9 @@ class Prepared:
         config, (lengths, active, tables) = self.config, places
         projected = _chained(x, layer.inward, config.norm_eps).unflatten(1, (-1, config.head_dim))
         if layer.letter == LINEAR:
-            heads = (config.heads, config.head_dim)
-            projected = projected.unflatten(1, (-1, config.heads))  # (B, 3 or 4, H, d_h)
-            if layer.down_from_residual is None:
-                down = projected[:, 3]
-            else:
-                down = _chained(x.to(self.dtype), layer.down_from_residual).unflatten(1, heads)
+            projected = projected.unflatten(1, (4, config.heads))  # (B, 4, H, d_h)
             given = layer.retention, tables, cache.tensors[0], lengths, active, config.tau
-            return decoding.linear_token(projected, down, *given, chained=True)
+            return decoding.linear_token(projected, projected[:, 3], *given, chained=True)
         given = [projected, tables, cache.tensors, lengths]  # (B, H + 2 shared heads, d_h)
         if layer.letter == FULL:
             given += layer.lam, config.tau, layer.transport_self
@@ -351,10 +342,9 @@ class Replay:
             history.length = self.longest
             history.reserve(self.longest + 1)
         capacities = [history.capacity for history in histories]
-        build = partial(self._prepared.rope_tables, device=self._device)
-        tables = self._state.tables(build, max([self.longest + 1, *capacities]))
-        self._capacity = min([len(tables[0]), *capacities])
-        return tables
+        places = max([1 << self.longest.bit_length(), *capacities])  # a Linear state has no end
+        self._capacity = min([places, *capacities])
+        return self._prepared.rope_tables(torch.arange(places, device=self._device))
 
     def _prepare(self) -> None:
         """Compile the token's kernels and capture it; on a CPU it is run as it is."""
@@ -435,23 +425,17 @@ def continuations(
     if count < 1 or not len(prompts):
         wrong = f"{count} tokens were asked for" if count < 1 else "there is no prompt in the batch"
         raise InputError(f"{wrong}; give at least 1")
-    last = model.config.vocab_size - 1
     for row, prompt in enumerate(prompts):
-        which = "the prompt" if len(prompts) == 1 else f"prompt {row}"
-        if not len(prompt):
-            raise InputError(f"{which} is empty; give at least one token to continue")
-        if not all(isinstance(token, Integral) for token in prompt):
-            raise InputError(f"{which} holds no token ids; give whole numbers from 0 to {last}")
-        if not 0 <= min(prompt) <= max(prompt) <= last:
-            raise InputError(
-                f"{which} has token ids from {min(prompt)} to {max(prompt)} and the model knows "
-                f"0 to {last}; use the tokenizer that it was trained with"
-            )
+        if not len(prompt) or not all(isinstance(token, Integral) for token in prompt):
+            which = "the prompt" if len(prompts) == 1 else f"prompt {row}"
+            raise InputError(f"{which} is empty or holds no token ids; give whole numbers")
+    rows = [torch.tensor(prompt) for prompt in prompts]
+    padded = nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    check_tokens(padded, model.config.vocab_size)  # on the CPU, where ids are read
 
     def drawn() -> Iterator[list[int | None]]:
         device, dtype = model.embedding.weight.device, projection_dtype(model.embedding.weight)
-        rows = [torch.tensor(prompt) for prompt in prompts]
-        tokens = nn.utils.rnn.pad_sequence(rows, batch_first=True).to(device)
+        tokens = padded.to(device)
         if len(rows) > 1 or not state.length:
             logits = model.read(tokens, state, list(map(len, rows)))
         else:

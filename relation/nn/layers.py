@@ -5,8 +5,6 @@ A layer is the mixer of the paper's decoder by itself. Its projections `w1`, `w2
 quantisers work; in place of attention they are Q, K, V and O.
 """
 
-from functools import partial
-
 import torch
 from torch import Tensor, nn
 
@@ -19,7 +17,6 @@ from relation.nn.model import (
     FullRelationMixer,
     LinearRelationMixer,
     Normed,
-    RopeTables,
     is_bare,
     retention_start,
 )
@@ -68,23 +65,20 @@ class _Layer(nn.Module):
             elif name == "retention_up":
                 nn.init.uniform_(parameter, -(self.head_dim**-0.5), self.head_dim**-0.5)
             else:
-                parameter.copy_(retention_start(self._config, name, torch.rand_like(parameter)))
-        for buffer in self.buffers():  # the lambda of a layer that does not count
-            buffer.zero_()
+                parameter.copy_(retention_start(name, torch.rand_like(parameter)))
 
     def forward(
         self,
         x: Tensor,
         documents: Documents | None = None,
         cache: HistoryCache | LinearState | None = None,
-        offset: int = 0,
     ) -> Tensor:
         """The layer of x, (B, T, d) to (B, T, d), in x's dtype (under autocast in that one).
 
         documents: a token sees its own alone; padding is one too (`Documents.padded`). cache: while
         decoding, one of `new_cache()`, which takes x in as what follows; nothing is differentiable
-        then. Before a prompt of unequal rows call its `begin`. offset: RoPE's position of the first
-        token, 0 or more. Raises InputError for what does not fit or the backend does not take.
+        then. Before a prompt of unequal rows call its `begin`. Raises InputError for what does not
+        fit or the backend does not take.
         """
         self._check(x)
         check_documents(documents, x[:, None])
@@ -95,13 +89,17 @@ class _Layer(nn.Module):
                 f"the cache is a {type(cache).__name__} and {type(self).__name__} takes a "
                 f"{self._cache.__name__}; make one for each layer by its new_cache()"
             )
-        if not isinstance(offset, int) or offset < 0:
-            raise InputError(f"offset is {offset!r}; give the place of the first token, 0 or more")
-        rope = self._rope(x, documents, cache, offset)
+        if documents is not None:
+            places = documents.positions
+        elif cache is not None:
+            places = cache.places(x.shape[1], x.device)
+        else:
+            places = torch.arange(x.shape[1], device=x.device)
+        rope = rope_angles(places, self.head_dim, self.rope_base)  # (T, d_h) or (B, T, d_h)
         if cache is None:
-            return super().forward(Normed(x), x, rope, None, documents)
+            return super().forward(Normed(x), rope, None, documents)
         with torch.no_grad():
-            return super().forward(Normed(x), x, rope, cache)
+            return super().forward(Normed(x), rope, cache)
 
     def _check(self, x: Tensor) -> None:
         """Raise InputError unless x is (B, T, d) in a dtype that the projections multiply."""
@@ -114,19 +112,6 @@ class _Layer(nn.Module):
         dtype = projection_dtype(self.w1.weight)
         if not x.is_floating_point() or projection_dtype(x) != dtype:
             raise InputError(f"x is {x.dtype} and the layer's weights are {dtype}; convert one")
-
-    def _rope(self, x: Tensor, documents, cache, offset: int) -> RopeTables:
-        """RoPE's tables at the places of x's tokens, (T, d_h) or (B, T, d_h)."""
-        n, read = x.shape[1], 0 if cache is None else cache.length
-        build = partial(rope_angles, width=self.head_dim, base=self.rope_base, device=x.device)
-        if documents is not None:
-            places = documents.positions
-        elif read and cache.lengths is not None:
-            places = cache.lengths[:, None] + torch.arange(n, device=x.device)
-        else:
-            return build(n, offset=offset + read)
-        cos, sin = build(read + n, offset=offset)
-        return cos[places], sin[places]
 
 
 class FullRelation(_Layer, FullRelationMixer):

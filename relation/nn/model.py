@@ -218,7 +218,7 @@ class Mixer(nn.Module):
         self.mixes = self.relates and config.givens
         if self.mixes:
             # The parity alone: torch.compile compiles a layer's code anew for every other constant.
-            self.pairing = (layer_index + (config.givens_first_pairing == "B")) % 2
+            self.pairing = layer_index % 2
             self.theta = nn.Parameter(torch.zeros(config.shared_heads // 2))
 
     def split(self, x: Tensor) -> Tensor:
@@ -266,19 +266,18 @@ class HistoryMixer(Mixer):
     operators: tuple[Call, Call]  # the forms of the definition that decode, and that give F
     options: dict[str, bool]  # of every call
 
-    def arguments(self) -> tuple:
+    def arguments(self, p1: Tensor) -> tuple:
         """What follows I in a call."""
         return ()
 
     def forward(
         self,
         x: Normed,
-        residual: Tensor,
         rope: RopeTables,
         cache: HistoryCache | None = None,
         documents: Documents | None = None,
     ) -> Tensor:
-        """X (B, T, d) to Y W_O (B, T, d); `residual`, X before the norm, is for Linear Relation.
+        """X (B, T, d) to Y W_O (B, T, d).
 
         While decoding, x holds the newest tokens; the layer's cache takes them in. Its first
         block, a prompt, runs the backend. With documents RoPE's tables are those of places in them.
@@ -287,19 +286,21 @@ class HistoryMixer(Mixer):
         # Under autocast the projections are BF16 and scaled X is FP32: Raw-X transports BF16 too.
         info = self.information(x).to(p1.dtype)
         decodes = cache is not None and cache.length > 0
+        given = self.arguments(p1)
         history = None if cache is None else cache.append(p2, info)
         if decodes:
             step = self.operators[0]
-            y = step(p1, *history, *self.arguments(), **self.options, lengths=cache.lengths)
+            visible = cache.visible(p1.shape[2])
+            y = step(p1, *history, *given, **self.options, visible=visible)
         else:
-            y = self.call(p1, p2, info, *self.arguments(), **self.options, documents=documents)
+            y = self.call(p1, p2, info, *given, **self.options, documents=documents)
         return self.output(y, x)
 
     def flow(self, x: Normed, rope: RopeTables, documents: Documents | None = None) -> Tensor:
         """The layer's F (B, H, T, T), FP32 (Eq. 3)."""
-        given = (*self.coordinates(x, rope), *self.arguments())
+        p1, p2 = self.coordinates(x, rope)
         options = {k: v for k, v in self.options.items() if k != "transport_self"}
-        return self.operators[1](*given, **options, documents=documents)
+        return self.operators[1](p1, p2, *self.arguments(p1), **options, documents=documents)
 
     def transport(self, x: Normed, flow: Tensor) -> Tensor:
         """The mixer's output by the definition, from the flow of the same x."""
@@ -330,14 +331,13 @@ class FullRelationMixer(HistoryMixer):
     def __init__(self, config: ModelConfig, layer_index: int, call: Call):
         super().__init__(config, layer_index, call)
         self.options = {"transport_self": config.transport_self}
-        if config.count_calibration:
-            self.lam = nn.Parameter(torch.tensor(config.lambda_init))
-        else:
-            self.register_buffer("lam", torch.tensor(0.0), persistent=False)
+        lam = nn.Parameter(torch.tensor(config.lambda_init)) if config.count_calibration else None
+        self.register_parameter("lam", lam)
 
-    def arguments(self) -> tuple[Tensor, float]:
+    def arguments(self, p1: Tensor) -> tuple[Tensor, float]:
         """lambda, FP32 at least, in a layer of 16-bit parameters too; and tau (Eq. 2)."""
-        return self.lam.to(torch.promote_types(self.lam.dtype, torch.float32)), self.tau
+        lam = p1.new_zeros(()) if self.lam is None else self.lam
+        return lam.to(torch.promote_types(lam.dtype, torch.float32)), self.tau
 
 
 class CalibratedMixer(FullRelationMixer):
@@ -363,7 +363,6 @@ class LinearRelationMixer(Mixer):
     def __init__(self, config: ModelConfig, layer_index: int, call: Call):
         super().__init__(config, layer_index, call)
         d, width = config.d_model, config.head_dim
-        self.reads_residual = config.retention_input == "residual"
         self.retention_down = nn.Linear(d, d, bias=False)
         self.retention_up = nn.Parameter(torch.empty(config.heads, width, width))
         self.a_log = nn.Parameter(torch.empty(d))
@@ -384,21 +383,20 @@ class LinearRelationMixer(Mixer):
     def forward(
         self,
         x: Normed,
-        residual: Tensor,
         rope: RopeTables,
         cache: LinearState | None = None,
         documents: Documents | None = None,
     ) -> Tensor:
         p1, p2 = self.coordinates(x, rope)
-        g = self.log_retention(Normed(residual) if self.reads_residual else x)
+        g, tokens = self.log_retention(x), x.states.shape[1]
         C = cache.tensors[0] if cache is not None and cache.tensors else None
-        padding = None if cache is None else cache.padding(residual.shape[1])
+        padding = None if cache is None else cache.padding(tokens)
         if padding is not None:
             # Padding neither forgets nor writes, so that the state is that of the row's last token.
             p2, g = (s.masked_fill(padding[:, None, :, None], 0) for s in (p2, g))
         y, C = self.call(p1, p2, self.information(x), g, self.tau, C, documents=documents)  # Eq. 16
         if cache is not None:
-            cache.replace(C, residual.shape[1])
+            cache.replace(C, tokens)
         return self.output(y, x)
 
 
@@ -441,7 +439,7 @@ class Block(nn.Module):
         cache: HistoryCache | LinearState | None = None,
         documents: Documents | None = None,
     ) -> Tensor:
-        x = x + self.mixer(self.mixer_norm(x), x, rope, cache, documents)
+        x = x + self.mixer(self.mixer_norm(x), rope, cache, documents)
         return x + self.ffn(self.ffn_norm(x))
 
 
@@ -475,12 +473,22 @@ class Decoder(nn.Module):
         """
         return self.logits(self.states(tokens, documents))
 
-    def states(self, tokens: Tensor, documents: Documents | None = None) -> Tensor:
-        """The last block's output after the last norm, (B, T, d), of tokens (B, T)."""
+    def states(
+        self, tokens: Tensor, documents: Documents | None = None, state: DecodeState | None = None
+    ) -> Tensor:
+        """The last block's output after the last norm, (B, T, d), of tokens (B, T).
+
+        state: what was read before them, which takes them in; as `decode`.
+        """
         x = self.embed(tokens)  # (B, T, d)
-        rope = self.document_tables(tokens, documents)
-        for block in self.blocks:
-            x = block(x, rope, documents=documents)
+        if state is None:
+            rope, caches = self.text_tables(tokens, documents), [None] * len(self.blocks)
+        else:
+            state.check(self.config.layout)
+            rope = self.rope_tables(state.places(tokens.shape[1], tokens.device))
+            caches = state.layers
+        for block, cache in zip(self.blocks, caches, strict=True):
+            x = block(x, rope, cache, documents)
         return self.norm(x)
 
     def embed(self, tokens: Tensor) -> Tensor:
@@ -494,18 +502,16 @@ class Decoder(nn.Module):
         """Logits (B, T, V) of `states`; the output matrix is the embedding's."""
         return F.linear(states, self.embedding.weight)
 
-    def rope_tables(self, length: int, device: torch.device, offset: int = 0) -> RopeTables:
-        """Cosine and sine for positions offset .. offset + length - 1, shared by all layers."""
-        config = self.config
-        return rope_angles(length, config.head_dim, config.rope_base, offset, device)
+    def rope_tables(self, places: Tensor) -> RopeTables:
+        """Cosine and sine, (..., d_h), of places (...) in a text; shared by all layers."""
+        return rope_angles(places, self.config.head_dim, self.config.rope_base)
 
-    def document_tables(self, tokens: Tensor, documents: Documents | None) -> RopeTables:
+    def text_tables(self, tokens: Tensor, documents: Documents | None) -> RopeTables:
         """`rope_tables` of tokens (B, T): (T, d_h), or (B, T, d_h) by their places in documents."""
-        cos, sin = self.rope_tables(tokens.shape[1], tokens.device)
-        if documents is None:
-            return cos, sin
         check_documents(documents, tokens[:, None])
-        return cos[documents.positions], sin[documents.positions]
+        if documents is not None:
+            return self.rope_tables(documents.positions)
+        return self.rope_tables(torch.arange(tokens.shape[1], device=tokens.device))
 
     def decode_state(self, capacity: int = 256) -> DecodeState:
         """An empty state to decode from; memory for `capacity` tokens is taken at the first."""
@@ -519,7 +525,7 @@ class Decoder(nn.Module):
         empty state's first block runs the backends; later ones of layers with a history run the
         definition's decoding forms. Raises InputError as `forward` does, and for another's state.
         """
-        return self.logits(self.decode_states(tokens, state))
+        return self.logits(self.states(tokens, state=state))
 
     @torch.no_grad()
     def read(
@@ -531,26 +537,11 @@ class Decoder(nn.Module):
         must be empty.
         """
         if lengths is None:
-            return self.logits(self.decode_states(tokens, state)[:, -1])
+            return self.logits(self.states(tokens, state=state)[:, -1])
         check_tokens(tokens, self.config.vocab_size)
         last = state.begin(tokens, lengths)
-        states = self.decode_states(tokens[:, : max(lengths)], state)
+        states = self.states(tokens[:, : max(lengths)], state=state)
         return self.logits(states[torch.arange(len(tokens), device=tokens.device), last - 1])
-
-    def decode_states(self, tokens: Tensor, state: DecodeState) -> Tensor:
-        """`states` of the next n tokens, (B, n, d), which `state` takes in; as `decode`."""
-        state.check(self.config.layout)
-        x, n, read = self.embed(tokens), tokens.shape[1], state.length
-        if state.lengths is None or not read:
-            rope = self.rope_tables(n, tokens.device, read)
-        else:  # rows of unequal length: (B, n, d_h) by their own places
-            build = partial(self.rope_tables, device=tokens.device)
-            places = state.lengths[:, None] + torch.arange(n, device=tokens.device)
-            cos, sin = state.tables(build, read + n)
-            rope = cos[places], sin[places]
-        for block, cache in zip(self.blocks, state.layers, strict=True):
-            x = block(x, rope, cache)
-        return self.norm(x)
 
     def flows(self, tokens: Tensor, documents: Documents | None = None) -> Iterator[Tensor]:
         """Yield each layer's flow F (B, H, T, T), FP32, one layer at a time (Appendix B.5).
@@ -564,7 +555,7 @@ class Decoder(nn.Module):
                 "flow to diagnose"
             )
         x = self.embed(tokens)
-        rope = self.document_tables(tokens, documents)
+        rope = self.text_tables(tokens, documents)
         for block in self.blocks:
             normed = block.mixer_norm(x)
             flow = block.mixer.flow(normed, rope, documents)
@@ -588,7 +579,7 @@ class Decoder(nn.Module):
             if last in ("a_log", "dt_bias"):
                 generator = _generator(seed, prefix + name.replace("mixer.", ""))
                 uniform = torch.rand(shape, generator=generator, device="cpu")
-                parameter.copy_(retention_start(config, last, uniform))
+                parameter.copy_(retention_start(last, uniform))
             elif len(shape) < 2:  # lambda, angles, and the gains of norms
                 parameter.fill_({"lam": config.lambda_init, "theta": 0.0}.get(last, 1.0))
             else:  # a matrix (out, in), one a head, or the embedding (V, d)
@@ -605,15 +596,14 @@ class Decoder(nn.Module):
                 parameter.copy_(values * scale)
 
 
-def retention_start(config: ModelConfig, name: str, uniform: Tensor) -> Tensor:
+def retention_start(name: str, uniform: Tensor) -> Tensor:
     """A_log or dt_bias (d,) of uniform numbers in [0, 1), as KDA and Mamba-2 start them.
 
-    A ~ U(range), and dt log-uniform over its range.
+    A ~ U(1, 16), and dt is log-uniform between 0.001 and 0.1.
     """
     if name == "a_log":
-        low, high = config.retention_a_range
-        return (low + (high - low) * uniform).log()
-    low, high = (math.log(v) for v in config.retention_dt_range)
+        return (1 + (16 - 1) * uniform).log()
+    low, high = math.log(1e-3), math.log(1e-1)
     dt = (low + (high - low) * uniform).exp()
     # The inverse of softplus, so that softplus(dt_bias) = dt where the retention path gives 0.
     return dt + torch.log(-torch.expm1(-dt))

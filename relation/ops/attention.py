@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from relation.errors import InputError
-from relation.kernels.checks import check_device, check_groups, check_states, without_autocast
+from relation.kernels.checks import check_groups, check_states, without_autocast
 from relation.kernels.documents import Documents, unseen
 
 
@@ -125,27 +125,22 @@ def _rows_on_cpu(q: Tensor, k: Tensor, v: Tensor, documents: Documents) -> Tenso
 
 
 def attention_step(
-    q: Tensor, k: Tensor, v: Tensor, *, null: bool = False, lengths: Tensor | None = None
+    q: Tensor, k: Tensor, v: Tensor, *, null: bool = False, visible: Tensor | None = None
 ) -> Tensor:
     """Causal attention of n new tokens: the last n rows of `causal_attention`.
 
     q: (B, H, n, D) of the new tokens; k, v: (B, H or a divisor of it, T, D) of all tokens, the new
-    ones last. lengths: (B,) int64, where rows differ: row b's history is its first lengths[b]
-    tokens, n to T.
+    ones last. visible: what each of them sees, bool (n, T) or (B, 1, n, T); None: all up to itself.
     """
-    _, future = places("q", q, lengths, k=k, v=v)
-    flow = softmax(scores(q, k).masked_fill(future, -torch.inf), null)
+    visible = check_step("q", q, visible, k=k, v=v)
+    flow = softmax(scores(q, k).masked_fill(~visible, -torch.inf), null)
     return shared_matmul(flow.to(v.dtype), v)
 
 
-def places(
-    name: str, block: Tensor, lengths: Tensor | None, **history: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Where in its history a block's tokens stand, and what they do not see.
+def check_step(name: str, block: Tensor, visible: Tensor | None, **history: Tensor) -> Tensor:
+    """`visible` of a step, (n, T) where it is None. Raises InputError for what does not fit.
 
-    block: (B, H, n, D); history: (B, H or fewer, T, D) each, ending with the block. Returns the
-    places from 0, (n,) or (B, 1, n) by the lengths, and j > i as (n, T) or (B, 1, n, T). Raises
-    InputError for what does not fit.
+    block: (B, H, n, D); history: (B, H or fewer, T, D) each, ending with the block.
     """
     check_states(**history)
     total = next(iter(history.values())).shape[2]
@@ -156,16 +151,9 @@ def places(
         )
     n = block.shape[2]
     check_groups(**{name: block}, **{key: h[:, :, total - n :] for key, h in history.items()})
-    place = torch.arange(total - n, total, device=block.device)
-    if lengths is not None:
-        if tuple(lengths.shape) != (block.shape[0],) or lengths.dtype != torch.int64:
-            raise InputError(
-                f"lengths are {lengths.dtype} of shape {tuple(lengths.shape)}; give "
-                f"({block.shape[0]},) in int64"
-            )
-        check_device(block, lengths)
-        place = (lengths[:, None] - total + place)[:, None]
-    return place, torch.arange(total, device=block.device) > place[..., None]
+    if visible is not None:
+        return visible
+    return torch.ones(n, total, dtype=torch.bool, device=block.device).tril(total - n)
 
 
 def check_documents(documents: Documents | None, x: Tensor) -> None:

@@ -27,19 +27,19 @@ class Backend:
     """One implementation of one operator.
 
     eager: it stays outside torch.compile: the reference is measured as it is written, and loops
-    over tokens or tiles would be unrolled into graphs of thousands of nodes. refusal: the reason
-    why an existing device cannot run it, or None.
+    over tokens or tiles would be unrolled into graphs of thousands of nodes. kernel: what runs it,
+    a key of `_why_not`; None: plain PyTorch.
     """
 
     call: Callable[..., Tensor]
     eager: bool = False
-    refusal: Callable[[torch.device], str | None] = lambda device: None
+    kernel: str | None = None
 
     def why_unavailable(self, device: torch.device) -> str | None:
         """The reason why it cannot run on `device`, or None where it can."""
         if device.type == "cuda" and not torch.cuda.is_available():
             return "PyTorch finds no usable CUDA device"
-        return self.refusal(device)
+        return self.kernel and _why_not(self.kernel, device)
 
 
 def _is_older(device: torch.device, major: int) -> bool:
@@ -48,7 +48,9 @@ def _is_older(device: torch.device, major: int) -> bool:
 
 
 def _why_not(kernel: str, device: torch.device) -> str | None:
-    """Why one of PyTorch's kernels cannot run on `device`, or None."""
+    """Why a kernel, Triton's ("ours") or one of PyTorch's, cannot run on `device`, or None."""
+    if kernel == "ours":
+        return why_unavailable(device)
     cuda = device.type == "cuda"
     if kernel == "flash":
         if device.type not in ("cpu", "cuda"):
@@ -73,35 +75,33 @@ def _why_not(kernel: str, device: torch.device) -> str | None:
 _is_older._dynamo_marked_constant = _why_not._dynamo_marked_constant = True
 
 
-def _torch(name: str, call: Callable[..., Tensor], **options) -> Backend:
-    """A backend by one of PyTorch's kernels."""
-    return Backend(partial(call, **options), refusal=partial(_why_not, name))
-
-
+_SDPA = {
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+}
 # "calibrated" is Full Relation with attention's logits as Exchange; FlashRelation has SiLU alone.
 BACKENDS: dict[str, dict[str, Backend]] = {
     "mha": {
         "reference": Backend(causal_attention, eager=True),
-        "flash": _torch("flash", fused_attention, kernel=SDPBackend.FLASH_ATTENTION),
-        "cudnn": _torch("cudnn", fused_attention, kernel=SDPBackend.CUDNN_ATTENTION),
-        "efficient": _torch("efficient", fused_attention, kernel=SDPBackend.EFFICIENT_ATTENTION),
+        **{n: Backend(partial(fused_attention, kernel=k), kernel=n) for n, k in _SDPA.items()},
     },
     "full": {
         "reference": Backend(full_relation, eager=True),
         "materialised": Backend(full_relation),  # the same, compiled where the model is
         "tiled": Backend(tiled_relation, eager=True),
-        "flex": _torch("flex", flex_relation),
-        "flash": Backend(flash_relation, refusal=why_unavailable),
+        "flex": Backend(flex_relation, kernel="flex"),
+        "flash": Backend(flash_relation, kernel="ours"),
     },
     "calibrated": {
         "reference": Backend(partial(full_relation, silu=False), eager=True),
         "tiled": Backend(partial(tiled_relation, silu=False), eager=True),
-        "flex": _torch("flex", flex_relation, silu=False),
+        "flex": Backend(partial(flex_relation, silu=False), kernel="flex"),
     },
     "linear": {
         "recurrent": Backend(linear_relation, eager=True),
         "chunked": Backend(chunked_linear_relation, eager=True),
-        "flash": Backend(fused_linear_relation, refusal=why_unavailable),
+        "flash": Backend(fused_linear_relation, kernel="ours"),
     },
 }
 

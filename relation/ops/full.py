@@ -10,7 +10,7 @@ from torch import Tensor
 
 from relation.kernels.checks import check_device, check_groups, check_lambda, check_tau
 from relation.kernels.documents import Documents, token_counts, unseen
-from relation.ops.attention import check_documents, places, scores, shared_matmul
+from relation.ops.attention import check_documents, check_step, scores, shared_matmul
 
 
 def check(lam: Tensor, tau: float, documents: Documents | None, **states: Tensor) -> int:
@@ -81,32 +81,25 @@ def full_relation_step(
     *,
     transport_self: bool = True,
     silu: bool = True,
-    lengths: Tensor | None = None,
+    visible: Tensor | None = None,
 ) -> Tensor:
     """Full Relation of n new tokens: the last n rows of `full_relation`.
 
     p1: (B, H, n, D) of the new tokens; p2, info: (B, H or a divisor of it, T, D) of all tokens, the
-    new ones last; lengths: as `attention_step` takes them. No more than n x T scores are formed.
+    new ones last; visible: as `attention_step` takes it. The last token that one sees is itself.
+    No more than n x T scores are formed.
     """
-    place, future = places("p1", p1, lengths, p2=p2, info=info)
+    visible = check_step("p1", p1, visible, p2=p2, info=info)
     check_lambda(lam)
     check_device(p1, lam)
     check_tau(tau)
-    own = place.expand(*p1.shape[:3])[..., None]
-    flow = flow_of_rows(scores(p1, p2), lam, tau, own, place[..., None] + 1, future, silu)
+    U = scores(p1, p2)  # (B, H, n, T)
+    # The column j = i of each row, (B, H, n, 1), and i, how many tokens it sees.
+    own = visible.shape[-1] - 1 - visible.flip(-1).int().argmax(-1, keepdim=True)
+    own, i = own.expand(*U.shape[:3], 1), visible.sum(-1, keepdim=True)
+    S = torch.sigmoid(U.gather(-1, own) / tau)
+    R = (F.silu(U) if silu else U) - lam.to(U.dtype) * i.to(U.dtype).log()
+    flow = R.scatter(-1, own, S).masked_fill(~visible, -torch.inf).softmax(dim=-1)
     if not transport_self:
         flow = flow.scatter(-1, own, 0)
     return shared_matmul(flow.to(info.dtype), info)
-
-
-def flow_of_rows(
-    U: Tensor, lam: Tensor, tau: float, own: Tensor, i: Tensor, hidden: Tensor, silu: bool = True
-) -> Tensor:
-    """F of some rows (Eq. 2 and 3), (B, H, n, T), of their scores U.
-
-    own: (B, H, n, 1) int64, the column j = i of each row; i: how many tokens it sees, itself
-    included; hidden: bool, the columns that it does not.
-    """
-    S = torch.sigmoid(U.gather(-1, own) / tau)
-    R = (F.silu(U) if silu else U) - lam.to(U.dtype) * i.to(U.dtype).log()
-    return R.scatter(-1, own, S).masked_fill(hidden, -torch.inf).softmax(dim=-1)

@@ -26,20 +26,17 @@ def _(angle: Tensor) -> tuple[Tensor, Tensor]:
     return torch.empty_like(angle), torch.empty_like(angle)
 
 
-def rope_angles(
-    length: int, width: int, base: float, offset: int, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """Cosine and sine tables, both (length, width), FP32; positions start at `offset`.
+def rope_angles(places: Tensor, width: int, base: float) -> tuple[Tensor, Tensor]:
+    """Cosine and sine tables, both (..., width) FP32, of places (...) in a text, integer.
 
-    Channels c and c + width/2 turn by position * base^(-2c / width), so both hold that angle.
+    Channels c and c + width/2 turn by place * base^(-2c / width), so both hold that angle.
     """
     if width % 2:
         raise InputError(f"head width {width} is odd; RoPE rotates pairs of channels: make it even")
     if not 0 < base < math.inf:
         raise InputError(f"RoPE's base is {base}; it must be positive and finite (the paper: 1e4)")
-    exponent = torch.arange(0, width, 2, device=device, dtype=torch.float32) / width
-    position = torch.arange(offset, offset + length, device=device, dtype=torch.float32)
-    angle = torch.outer(position, base**-exponent)
+    exponent = torch.arange(0, width, 2, device=places.device, dtype=torch.float32) / width
+    angle = places[..., None].float() * base**-exponent  # (..., width / 2)
     return torch.ops.relation.cos_sin(torch.cat((angle, angle), dim=-1))
 
 
@@ -85,4 +82,5 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor, back: bool) -> Tensor:
 def rope(x: Tensor, base: float = 1e4, offset: int = 0) -> Tensor:
     """Rotate x (B, H, T, D) as positions offset .. offset + T - 1; D is even, base positive."""
     check_states(x=x)
-    return apply_rope(x, *rope_angles(x.shape[-2], x.shape[-1], base, offset, x.device))
+    places = torch.arange(offset, offset + x.shape[2], device=x.device)
+    return apply_rope(x, *rope_angles(places, x.shape[3], base))

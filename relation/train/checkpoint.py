@@ -14,8 +14,10 @@ from safetensors.torch import load_file, save_file
 from relation import records
 from relation.errors import InputError
 from relation.nn import Decoder, Execution
-from relation.variants import model_config
+from relation.variants import ModelConfig
 
+# Fields of older files, which had one value in every run.
+_FORMER = ("givens_first_pairing", "retention_input", "retention_a_range", "retention_dt_range")
 _DAMAGE = (SafetensorError, AttributeError, KeyError, RuntimeError, TypeError, ValueError)
 
 
@@ -47,8 +49,9 @@ def load_model(path: Path, device: torch.device, execution: Execution | None = N
     try:
         with safe_open(path, framework="pt") as file:
             values = json.loads(file.metadata()["model"])
-        values.pop("details", None)
-        model = Decoder(model_config(values), execution, seed=None)
+        for name in ("details", *_FORMER):
+            values.pop(name, None)
+        model = Decoder(ModelConfig(**values), execution, seed=None)
         model.load_state_dict(load_file(path))
     except FileNotFoundError:
         raise InputError(f"{path} is missing; run snakemake to train it") from None

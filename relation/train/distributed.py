@@ -1,4 +1,4 @@
-"""Data-parallel training of one run: the processes that torchrun starts.
+"""Data-parallel training of one run: the processes that torchrun starts on one machine.
 
 Each has a copy of the model and takes every size-th micro-batch of an update. Gradients and loss
 are summed through one all-reduce an update, so all take the same step, and the sum is a single
@@ -70,8 +70,8 @@ class World:
     def device(self, kind: str) -> Iterator[torch.device]:
         """Yield this process's own device of `kind` ("cpu" or "cuda"), and join the others.
 
-        The first process of a machine holds the GPUs of all there. Raises InputError where there
-        are too few, or fewer micro-batches than processes.
+        The first process holds the GPUs of all. Raises InputError where there are too few, or fewer
+        micro-batches than processes.
         """
         if self._store is None:
             with claim(kind) as device:
@@ -85,13 +85,12 @@ class World:
         with ExitStack() as stack:
             device = torch.device("cpu")
             if kind == "cuda":
-                place, machine = int(os.environ["LOCAL_RANK"]), os.environ["GROUP_RANK"]
-                if place == 0:
-                    indices = stack.enter_context(gpu_lock(int(os.environ["LOCAL_WORLD_SIZE"])))
-                    self._store.set(f"gpus/{machine}", json.dumps(indices))
-                while not self._store.check([f"gpus/{machine}"]):  # for hours, if others hold them
+                if self.leads:
+                    indices = stack.enter_context(gpu_lock(self.size))
+                    self._store.set("gpus", json.dumps(indices))
+                while not self._store.check(["gpus"]):  # for hours, if others hold them
                     time.sleep(0.05)
-                device = torch.device("cuda", json.loads(self._store.get(f"gpus/{machine}"))[place])
+                device = torch.device("cuda", json.loads(self._store.get("gpus"))[self.rank])
                 torch.cuda.set_device(device)
             backend = "nccl" if kind == "cuda" else "gloo"
             given = {"store": self._store, "rank": self.rank, "world_size": self.size}

@@ -6,13 +6,12 @@ state when the same command is given again.
 
 import json
 import math
-import signal
 import sys
 import time
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
@@ -68,9 +67,7 @@ def _train(
     hashes = {split: row["sha256"] for split, row in rows.items()}
     windows = TrainingWindows(reading.open_tokens(data, "train"), run.context, run.seed)
     validation = reading.open_tokens(data, "validation")
-    updates = reading.plan_updates(
-        run.budget_tokens, run.tokens_per_update, run.context, run.last_update
-    )
+    updates = reading.plan_updates(run.budget_tokens, run.tokens_per_update, run.context)
     planned = sum(update.tokens for update in updates)
     mask = reading.document_mask(run.document_mask, data)
     documents = reading.bounded_mask(run.document_mask, data, windows, updates, run.micro)
@@ -99,8 +96,6 @@ def _train(
     consumed = sum(update.tokens for update in updates[: state.update])
 
     with (
-        # A signal ends several processes at once, and they could stop at different updates.
-        _stop_signals(world.size == 1) as stopped,
         ThreadPoolExecutor(1) as writer,
         Progress(run.name, planned, "tokens", consumed)
         if world.leads
@@ -176,13 +171,6 @@ def _train(
                 if update.index == 0:
                     check_all_learn(model, optimizer, run.name)
                 probe(before, after)
-                if stopped:
-                    save()
-                    written()
-                    raise RunError(
-                        f"{run.name}: stopped after update {state.update} of {len(updates)}; "
-                        "run the same command to go on"
-                    )
                 long_ago = time.monotonic() - saved_at > run.checkpoint_seconds
                 enough = run.checkpoint_tokens and after - saved_tokens >= run.checkpoint_tokens
                 if world.leads and (long_ago or enough):
@@ -211,19 +199,6 @@ def _train(
     checkpoint.save_model(model, out / "model.safetensors", {"hash": run.hash})
     _write(run, out, rows, windows, updates[: state.update], model, state, measured, device)
     state_file.unlink(missing_ok=True)
-
-
-@contextmanager
-def _stop_signals(wanted: bool) -> Iterator[list[int]]:
-    """Gather SIGTERM and SIGINT, where wanted, in a list instead of ending at once."""
-    given: list[int] = []
-    numbers = (signal.SIGTERM, signal.SIGINT) if wanted else ()
-    before = {n: signal.signal(n, lambda number, frame: given.append(number)) for n in numbers}
-    try:
-        yield given
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _batches(

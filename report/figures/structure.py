@@ -1,4 +1,4 @@
-"""Figures of the flow: by layer, by distance, on the first tokens, spectra, maps."""
+"""Figures of the flow: by layer, by distance, spectra, maps."""
 
 from collections.abc import Callable
 
@@ -12,7 +12,6 @@ from report.data import Records
 from report.figures import style
 from report.figures.style import COLOUR, NAME, PAIR, drawing, paired, panels
 
-SINKS = (1, 2, 4, 8, 16, 32)  # first tokens, as Table 9 has them
 MAP_LAYERS = 5  # layers a row of the flow maps
 # Maps are stored as bytes on a logarithmic scale: 63 is 1, 62 levels over five decades.
 TOP, DECADES = 63, 5.0
@@ -103,28 +102,6 @@ def spectra(rows: pd.DataFrame, records: Records) -> Figure:
     return figure
 
 
-def _with_difference(
-    rows: pd.DataFrame, by_variant: Callable[[pd.DataFrame], dict], label: str, along: str
-) -> tuple[Figure, list]:
-    """A figure of both operators and, below them, Relation less MHA; and its columns.
-
-    by_variant: from rows of one scale to a frame of curves a variant, a column a seed.
-    """
-    labels = (f"historical mass\n{label}", "Relation − MHA\n(pp)")
-    shape = {"sharex": "col", "height_ratios": (3, 2)}
-    figure, axes, columns = panels(rows, 3.8, labels, along, **shape)
-    for _, own, (above, below) in columns:
-        seeds = by_variant(own)
-        for variant, curves in seeds.items():
-            style.seeds_and_mean(above, curves, COLOUR[variant])
-        below.axhline(0, color=style.MUTED, linewidth=0.8)
-        style.seeds_and_mean(below, seeds["full"] - seeds["mha"], style.MUTED)
-        above.yaxis.set_major_formatter(PERCENT)
-        below.yaxis.set_major_formatter(lambda share, _: f"{100 * share:+.3g}")
-    style.pair_names(axes[0, -1])
-    return figure, columns
-
-
 def _beyond(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """By variant, the mass beyond each distance from 1 on, a column a seed."""
     found = {}
@@ -140,30 +117,22 @@ def _beyond(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
 def history(rows: pd.DataFrame, records: Records) -> Figure:
     """Historical flow beyond every distance, conditioned on history, and Relation’s less MHA’s.
     Dashed: the distances of the tables."""
-    figure, columns = _with_difference(rows, _beyond, "beyond d", "distance d (tokens)")
-    for _, own, panels_of in columns:
+    labels = ("historical mass\nbeyond d", "Relation − MHA\n(pp)")
+    shape = {"sharex": "col", "height_ratios": (3, 2)}
+    figure, axes, columns = panels(rows, 3.8, labels, "distance d (tokens)", **shape)
+    for _, own, (above, below) in columns:
+        seeds = _beyond(own)
+        for variant, curves in seeds.items():
+            style.seeds_and_mean(above, curves, COLOUR[variant])
+        below.axhline(0, color=style.MUTED, linewidth=0.8)
+        style.seeds_and_mean(below, seeds["full"] - seeds["mha"], style.MUTED)
+        above.yaxis.set_major_formatter(PERCENT)
+        below.yaxis.set_major_formatter(lambda share, _: f"{100 * share:+.3g}")
         length = int(own["length"].max())
         ticks = [length // part for part in (8, 4, 2)]
-        for panel in panels_of:
+        for panel in (above, below):
             for distance in ticks:
                 panel.axvline(distance, color=style.MUTED, linewidth=0.7, linestyle=style.DASHES)
             style.doublings(panel, [1, *ticks, length])
-    return figure
-
-
-def _sinks(records: Records) -> pd.DataFrame:
-    rows = paired(records.flow[records.flow["metric"].str.startswith("sink_")])
-    rows = stats.pooled(rows, ["scale", "variant", "seed", "metric"])
-    return rows.assign(first=rows["metric"].str.removeprefix("sink_").astype(int))
-
-
-@drawing("sink-profile", "Flow on the first tokens", _sinks)
-def sink(rows: pd.DataFrame, records: Records) -> Figure:
-    """Historical flow on the first k tokens, conditioned on history, and Relation’s less MHA’s."""
-    figure, columns = _with_difference(
-        rows, lambda own: _by_seed(own, "first"), "on the first k", "first k tokens"
-    )
-    for _, _, panels_of in columns:
-        for here in panels_of:
-            style.doublings(here, list(SINKS))
+    style.pair_names(axes[0, -1])
     return figure

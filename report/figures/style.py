@@ -198,7 +198,7 @@ class Bar:
 
 
 def forest(axes: Axes, bars: Sequence[Bar]) -> None:
-    """Differences with their intervals, of which those of two values may leave the panel."""
+    """Differences with their intervals, each beside its value in words."""
     sideways(axes, [bar.name for bar in bars])
     axes.axvline(0, color=INK, linewidth=0.8)
     shown = [0.0]
@@ -210,7 +210,8 @@ def forest(axes: Axes, bars: Sequence[Bar]) -> None:
         if bar.printed is not None:
             axes.plot(bar.printed, -place, "D", color=INK, markerfacecolor="none", markersize=5)
             shown.append(bar.printed)
-        shown += [found.value, *bar.points, *((found.low, found.high) if found.n > 2 else ())]
+        shown += [found.value, *bar.points]
+        shown += [] if math.isnan(found.low) else [found.low, found.high]
         beside(axes, (1, -place), signed(found), xycoords=("axes fraction", "data"))
     margin = 0.04 * (max(shown) - min(shown))
     axes.set_xlim(min(shown) - margin, max(shown) + margin)

@@ -1,11 +1,10 @@
-"""Figures of speed: throughput, cost against T, Linear Relation at long contexts, decoding."""
+"""Figures of cost against T, of texts longer than trained, and of recall."""
 
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from report import paper
 from report.data import Records
 from report.figures import style
 from report.figures.style import COLOUR, NAME, drawing, grid, panels
@@ -14,37 +13,6 @@ from report.figures.style import COLOUR, NAME, drawing, grid, panels
 # agree lie on one another, so that the earlier ones are wider and stay visible as a rim.
 WIDTHS = {"mha": 5.0, "full-reference": 3.2, "full-flash": 1.4, "linear": 1.4}
 DECODED = ("mha", "full", "linear")
-
-
-def _steps(*benchmarks: str):
-    return lambda records: records.steps[records.steps["benchmark"].isin(benchmarks)]
-
-
-@drawing("throughput", "Throughput", _steps("fixed", "matched"))
-def throughput(rows: pd.DataFrame, records: Records) -> Figure:
-    """Tokens per second of whole training steps, medians over rounds: at one context of 1,024
-    (fixed) and at each scale’s own shapes (matched)."""
-    figure, _, columns = panels(rows, 4.4, ("", ""), "tokens/s")
-    for scale, of_scale, column in columns:
-        for here, benchmark in zip(column, ("fixed", "matched"), strict=True):
-            own = of_scale[of_scale["benchmark"] == benchmark].sort_values("position")
-            _bars(here, own)
-            here.set_title(f"{scale}, {benchmark}")
-    return figure
-
-
-def _bars(here: Axes, rows: pd.DataFrame) -> None:
-    names = [f"{NAME[v]}\n{b}" for v, b in zip(rows["variant"], rows["backend"], strict=True)]
-    style.sideways(here, names)
-    for place, row in enumerate(rows.itertuples()):
-        rate, slow = row.tokens_per_second, row.backend in ("reference", "materialised")
-        colour = style.MATERIALISED if slow and row.variant != "mha" else COLOUR[row.variant]
-        missing = pd.isna(rate)
-        here.barh(-place, 0 if missing else rate, height=0.6, color=colour)
-        note = row.status if missing else style.count(rate)
-        style.beside(here, (0 if missing else rate, -place), note)
-    here.set_xlim(0, 1.25 * rows["tokens_per_second"].max() if len(rows) else 1)
-    style.counts(here.xaxis, 3)
 
 
 def _contexts(here: Axes, contexts: pd.Series) -> None:
@@ -103,34 +71,6 @@ def scaling(rows: pd.DataFrame, records: Records) -> Figure:
         _logarithmic(here)
     token.set_ylim(bottom=0)
     time.legend(handlelength=1.6, fontsize=7.5)
-    return figure
-
-
-def _long(records: Records) -> pd.DataFrame:
-    rows = _steps("linear-long")(records).sort_values("context")
-    return rows if (rows["status"] == "PASS").any() else rows[:0]
-
-
-@drawing("linear-long", "Linear Relation at long contexts", _long)
-def linear_long(rows: pd.DataFrame, records: Records) -> Figure:
-    """Whole training steps, one window a micro-batch."""
-    passed = rows[rows["status"] == "PASS"]
-    shown = [("tokens_per_second", "throughput", "tokens/s")]
-    if passed["allocated_gib"].notna().any():
-        shown.append(("allocated_gib", "allocated", "allocated (GiB)"))
-    figure, axes = grid(1, len(shown), 2.8)
-    for here, (field, column, label) in zip(axes[0], shown, strict=True):
-        here.plot(passed["context"], passed[field], "o-", color=COLOUR["linear"], label="here")
-        printed = {c: paper.number("app-linear-long", str(c), column) for c in rows["context"]}
-        printed = pd.Series(printed, dtype=float).dropna()
-        if len(printed):
-            look = {"color": style.MUTED, "markerfacecolor": "none", "label": "the paper, RTX 5090"}
-            here.plot(printed.index, printed, "D-", **look)
-        _out_of_memory(here, rows, style.INK)
-        _contexts(here, rows["context"])
-        _logarithmic(here)
-        here.set_ylabel(label)
-    axes[0, 0].legend()
     return figure
 
 

@@ -38,9 +38,9 @@ def other_backends(runs: pd.DataFrame) -> Cells:
     rows={"NLL": ("nll",), "Difference": ("delta",)}, names={"nll": "NLL ↓", "delta": "Δ vs Full"},
 )  # fmt: skip
 def structural_ablations(runs: pd.DataFrame) -> Cells:
-    """Structural ablations of Full Relation in the 10M setting; NLL is mean ± sample standard
-    deviation over seeds, Δ the mean over paired seeds of the difference to Full Relation, with its
-    95% interval."""
+    """Structural ablations of Full Relation at 10M; NLL is mean ± sample standard deviation over
+    seeds, Δ the mean over paired seeds of the difference to Full Relation, with its 95%
+    interval."""
     runs = ablation_runs(runs)
     printed = runs[runs["variant"].isin(PRINTED)]
     seeds = sorted(runs["seed"].unique())
@@ -53,8 +53,8 @@ def structural_ablations(runs: pd.DataFrame) -> Cells:
 
 @table("13", "app-ablation", "Structural ablations by seed", scale="10M", names=NAMES)
 def ablation_seeds(runs: pd.DataFrame) -> Cells:
-    """Final validation NLL of every structural ablation run in the 10M setting; Δ is the mean
-    paired difference, with its 95% interval over seeds. Our seeds are not the paper's, and are not
+    """Final validation NLL of every structural ablation run at 10M; Δ is the mean paired
+    difference, with its 95% interval over seeds. Our seeds are not the paper's, and are not
     set against them."""
     runs = ablation_runs(runs)
     seeds = sorted(runs["seed"].unique())

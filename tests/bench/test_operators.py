@@ -1,16 +1,13 @@
-"""Operators beside their peers on a CPU; what the CuTe peers give to their library."""
-
-import sys
-from types import ModuleType, SimpleNamespace
+"""Operators beside their peers."""
 
 import pandas as pd
 import pytest
 import torch
-import torch.nn.functional as F
+from conftest import refusal
 
 from relation.bench import operators
 from relation.bench.operators import PEERS, Shape, main, peer_calls
-from relation.errors import InputError, RunError
+from relation.errors import RunError
 
 CPU = torch.device("cpu")
 
@@ -51,50 +48,7 @@ def test_another_function_is_no_peer(monkeypatch):
     ],
 )
 def test_bad_arguments_are_refused_in_one_line(arguments, told):
-    with pytest.raises(InputError, match=told) as refusal:
-        main(["--device", "cpu", *arguments.split()])
-    assert "\n" not in str(refusal.value)
-
-
-def test_scores_of_cute_relation_are_full_relations():
-    """Row by row, as the kernels call the functions: R of Section 3.1, and its derivative."""
-    cute = SimpleNamespace(where=torch.where)
-    cute.math = SimpleNamespace(tanh=lambda x, fastmath: x.tanh())
-    forward, backward = operators.relation_scores(cute, tau=0.75)
-    drawn = torch.Generator().manual_seed(2)
-    U, dR = 4 * torch.randn(2, 9, 9, dtype=torch.float64, generator=drawn)
-    penalty, j = 0.7 * torch.arange(1.0, 10.0).double().log(), torch.arange(9)
-    U.requires_grad_()
-    R = torch.where(torch.eye(9) > 0, (U / 0.75).sigmoid(), F.silu(U) - penalty[:, None])
-    (dU,) = torch.autograd.grad(R, U, dR)
-    for i in range(9):
-        place = 0, 0, torch.tensor([i]), j, None, [penalty]
-        torch.testing.assert_close(forward(U[i], *place), R[i])
-        torch.testing.assert_close(backward(dR[i], U[i], *place), dU[i])
-
-
-def test_cute_attention_pads_heads_to_widths_that_are_right(monkeypatch):
-    def flash_attn_func(q, k, v, *, softmax_scale, causal):
-        """The library's function, (B, T, H, D), as its interface describes it."""
-        assert causal and q.shape[-1] % 32 == 0
-        states = (x.transpose(1, 2) for x in (q, k, v))
-        y = F.scaled_dot_product_attention(*states, is_causal=True, scale=softmax_scale)
-        return y.transpose(1, 2), None
-
-    library = ModuleType("flash_attn.cute")
-    library.flash_attn_func = flash_attn_func
-    monkeypatch.setitem(sys.modules, "flash_attn", ModuleType("flash_attn"))
-    monkeypatch.setitem(sys.modules, "flash_attn.cute", library)
-    q, k, v = torch.randn(3, 1, 2, 17, 48)
-    expected = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-    torch.testing.assert_close(operators.cute_attention(q, k, v), expected)
-
-
-def test_what_is_missing_is_named():
-    with pytest.raises(InputError, match="needs a GPU"):
-        PEERS["cute-attention"].build(CPU)
-    with pytest.raises(InputError, match="is not installed; pip install"):
-        PEERS["cute-relation"].build(torch.device("cuda"))
+    assert told in refusal(lambda: main(["--device", "cpu", *arguments.split()]))
 
 
 @pytest.mark.gpu

@@ -13,9 +13,7 @@ from relation.bench.rounds import (
     Conditions,
     Sides,
     Timer,
-    median_columns,
     median_interval,
-    ratio_columns,
 )
 from relation.errors import InputError
 
@@ -120,19 +118,6 @@ def test_what_does_not_fit_beside_others_is_measured_alone(tmp_path):
 )
 def test_the_interval_of_a_median_is_two_order_statistics(n, ranks):
     assert median_interval([float(v) for v in range(n, 0, -1)]) == ranks
-
-
-def test_medians_and_ratios_by_round():
-    values = [float(v) for v in range(1, 7)]
-    assert median_columns("x", values) == {"x": 3.5, "x_low": 1.0, "x_high": 6.0}
-    assert median_columns("x", []) == {"x": None, "x_low": None, "x_high": None}
-    ours, subject = (Answers(samples={"m": [k * v for v in values]}) for k in (2, 1))
-    ratio = {"ratio": 2.0, "ratio_low": 2.0, "ratio_high": 2.0}
-    assert ratio_columns(ours, subject, "m") == ratio
-    none = dict.fromkeys(ratio)
-    assert ratio_columns(ours, Answers(), "m") == none
-    ours.alone = True
-    assert ratio_columns(ours, subject, "m") == none | {"ratio": 2.0}
 
 
 @pytest.mark.gpu

@@ -1,4 +1,4 @@
-"""Whole updates of a miniature campaign on a CPU, and the proof of which kernels ran."""
+"""Whole updates of a miniature campaign."""
 
 import numpy as np
 import pytest
@@ -6,12 +6,12 @@ import torch
 
 from relation import records
 from relation.bench import steps
-from relation.bench.steps import check_kernels, groups_of, updates
+from relation.bench.steps import groups_of, updates
 from relation.errors import InputError, RunError
 from relation.jobs import Bench, Side
 from relation.variants import ModelConfig
 
-CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
+CPU = torch.device("cpu")
 OPTIMIZER = {
     "learning_rate": 1e-2, "betas": (0.9, 0.95), "eps": 1e-5, "weight_decay": 0.1,
     "decay_embedding": True, "decay_vectors": False, "gradient_clip": 1.0,
@@ -42,7 +42,7 @@ def measured(spec: Bench, folder, *given):
     return records.read([path], "steps")
 
 
-def test_updates_are_timed_and_their_kernels_proven(tmp_path):
+def test_updates_are_timed(tmp_path):
     spec = bench(side("mha", "flash"), side("full", "tiled", position=1))
     rows = measured(spec, tmp_path)
     assert list(rows["side"]) == ["mha", "full"] and set(rows["status"]) == {"PASS"}
@@ -53,8 +53,6 @@ def test_updates_are_timed_and_their_kernels_proven(tmp_path):
         low, high = row["tokens_per_second_low"], row["tokens_per_second_high"]
         assert min(row["samples"]) == low <= row["tokens_per_second"] <= high
         assert row["raw_tokens_per_second"] > 0
-    flash, plain = rows["kernels"]
-    assert any("flash_attention" in kernel for kernel in flash) and not len(plain)
 
 
 def test_the_corpus_is_read_where_it_is_given(tmp_path):
@@ -91,29 +89,6 @@ def test_a_loss_that_is_not_finite_is_an_error():
         next(updates(spec, spec.sides[0], CPU))
 
 
-@pytest.mark.parametrize(
-    ("operator", "backend", "device", "kernels", "told"),
-    [
-        ("mha", "flash", CUDA, ["pytorch_flash::flash_fwd_kernel"], None),
-        ("mha", "flash", CUDA, ["cudnn_generated_sdpa_flash_fwd"], "cudnn_generated"),
-        ("mha", "flash", CUDA, [], "no kernel of its name ran"),
-        ("full", "flash", CUDA, ["hopper_forward_kernel", "p1_kernel"], None),
-        ("full", "flash", CUDA, ["forward_kernel", "flash_fwd_kernel"], "flash_fwd_kernel ran"),
-        ("full", "reference", CUDA, ["fmha_cutlass"], "fmha_cutlass ran"),
-        ("linear", "flash", CUDA, ["prepare_kernel", "output_kernel"], None),
-        ("full", "tiled", CPU, ["aten::_scaled_dot_product_x"], "ran"),
-    ],
-)
-def test_another_kernel_than_the_one_asked_for_is_an_error(
-    operator, backend, device, kernels, told
-):
-    if told is None:
-        check_kernels(operator, backend, device, kernels)
-        return
-    with pytest.raises(RunError, match=told):
-        check_kernels(operator, backend, device, kernels)
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("compile", [False, True])
 def test_updates_on_a_gpu(tmp_path, compile):
@@ -121,4 +96,3 @@ def test_updates_on_a_gpu(tmp_path, compile):
     rows = measured(bench(*sides, precision="bf16", compile=compile, device="cuda"), tmp_path)
     assert set(rows["status"]) == {"PASS"}, list(rows["reason"])
     assert (rows["allocated_gib"] > 0).all() and (rows["reserved_gib"] > 0).all()
-    assert all(len(kernels) for kernels in rows["kernels"])

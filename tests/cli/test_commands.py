@@ -8,6 +8,7 @@ from relation import plan
 from relation.cli import main
 
 RUN = "10M-mini/base/full/42"
+JOBS = ["train", RUN], ["diagnose", RUN], ["bench", "matched/10M-mini"], ["check"], ["collect"]
 
 
 @pytest.fixture(autouse=True)
@@ -38,8 +39,7 @@ def said(capsys: pytest.CaptureFixture, *arguments: str, status: int = 0) -> str
         (["prepare", "sample-5"], "has no data 'sample-5'; choose among sample-512, sample-1024"),
         (["recall", "gla"], "campaign smoke has no recall of 'gla'"),
         (["diagnose", RUN], "results/smoke/data/sample-512/data.parquet is missing; run"),
-        (["export", RUN, "--folder", "x"], "is missing; run snakemake to make it"),
-        (["train", RUN, "--hash", "0123456789abcdef"], "planned was 0123456789abcdef"),
+        *(([*job, "--hash", "0123456789abcdef"], "planned was 0123456789abcdef") for job in JOBS),
     ],
 )
 def test_bad_input_is_refused_in_a_line(capsys, arguments: list[str], line: str) -> None:

@@ -84,5 +84,6 @@ def test_an_exported_run_has_the_records_loss(trained: Path, tmp_path: Path, cap
     assert tokenizer(PROMPT).input_ids == own.encode(PROMPT).ids
     assert f"{row['final_nll']:.4f} nat/token" in (folder / "README.md").read_text()
     assert json.loads((folder / "config.json").read_text())["vocab_size"] == 300
-    assert main(["export", RUN, TINY, "--folder", str(folder)]) == 2
-    assert "is there already" in capsys.readouterr().err
+    for run, said in ((RUN, "is there already"), (RUN[:-1] + "3", "make it with `snakemake")):
+        assert main(["export", run, TINY, "--folder", str(folder)]) == 2
+        assert said in capsys.readouterr().err

@@ -21,7 +21,6 @@ from relation.data.windows import (
     plan_updates,
     validation_batches,
 )
-from relation.errors import InputError
 
 PAPER_UPDATE = 131_072
 
@@ -56,21 +55,18 @@ def test_the_papers_budgets_end_in_a_partial_update(
     budget, context, updates, windows, tokens
 ) -> None:
     """`tokens` are those of the last, truncated window."""
-    plans = plan_updates(budget, PAPER_UPDATE, context, "partial")
+    plans = plan_updates(budget, PAPER_UPDATE, context)
     assert len(plans) == updates and sum(plan.tokens for plan in plans) == budget
     assert {plan.tokens for plan in plans[:-1]} == {PAPER_UPDATE}
     assert (plans[-1].windows, plans[-1].tokens) == (windows, (windows - 1) * context + tokens)
     assert [plan.index for plan in plans] == list(range(updates))
     ends = [plan.first + plan.windows for plan in plans]
     assert [plan.first for plan in plans] == [0, *ends[:-1]]
-    assert plan_updates(budget, PAPER_UPDATE, context, "drop") == plans[:-1]
 
 
 def test_a_budget_below_one_update() -> None:
-    (plan,) = plan_updates(9, 32, 8, "partial")
+    (plan,) = plan_updates(9, 32, 8)
     assert (plan.windows, plan.tokens) == (2, 9)
-    with pytest.raises(InputError, match="a budget of 9 tokens"):
-        plan_updates(9, 32, 8, "drop")
 
 
 @pytest.mark.parametrize("tokens", [1, 7, 8, 15, 21])
@@ -93,7 +89,7 @@ def order_hash(file: str = "a" * 64, context: int = 4, seed: int = 42, budget: i
     """Of a run that is stopped and resumed after every update."""
     windows = TrainingWindows(numbered(61), context, seed)
     order = OrderHash(file, context)
-    for plan in plan_updates(budget, 16, context, "partial"):
+    for plan in plan_updates(budget, 16, context):
         order.update(windows.window_ids(plan.first, plan.windows), plan.tokens)
         order = OrderHash(file, context, order.value)
     return order.value
@@ -157,7 +153,7 @@ def test_no_micro_batch_has_more_documents_than_were_counted(data: Path, micro: 
     """Over epochs, a partial update and rows without a window, whose tokens begin none."""
     tokens = np.random.default_rng(6).integers(0, 7, 400).astype("<u2")
     windows = TrainingWindows(tokens, 20, seed=1)
-    plans = plan_updates(1900, 240, 20, "partial")
+    plans = plan_updates(1900, 240, 20)
     mask = bounded_mask("documents", data, windows, plans, micro)
     plain = document_mask("documents", data)
     for plan in plans:

@@ -3,7 +3,8 @@
 import pytest
 import torch
 from conftest import refusal
-from equations import assert_close
+from equations import assert_close, normal
+from models import TOKENS
 from test_hf import generated, left_padded, prompts, transformers
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -12,7 +13,6 @@ from relation import Documents, ops
 from relation.hf import add_lambda
 from relation.hf.attention import relation_attention
 
-TOKENS = torch.randint(29, (2, 11), generator=torch.Generator().manual_seed(1))
 LAM = torch.tensor(0.7, dtype=torch.float64)
 each_sharing = pytest.mark.parametrize("kv_heads", [4, 1])
 
@@ -38,11 +38,6 @@ def llama(kv_heads: int = 4, family: str = "Llama", width: int = 24):
     return model
 
 
-def draw(*shape: int, seed: int) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-
 def made_by_transformers(text: Tensor | None, places: Tensor | None) -> Tensor:
     """What a model gives its layers by padding or packed documents (B, T)."""
     config = transformers.LlamaConfig(attn_implementation="relation")
@@ -66,7 +61,7 @@ class Layer(torch.nn.Module):
 def test_what_is_computed_is_full_relation(kv_heads, case):
     """Against the operator, document by document; a window has no operator but itself."""
     layer = Layer()
-    q, k, v = draw(2, 4, 9, 6, seed=1), *(draw(2, kv_heads, 9, 6, seed=s) for s in (2, 3))
+    q, k, v = normal(2, 4, 9, 6, seed=1), *(normal(2, kv_heads, 9, 6, seed=s) for s in (2, 3))
     ids = torch.tensor([[0] * 4 + [1] * 5, [0] * 9])
     place = torch.arange(9)
     causal = place <= place[:, None]
@@ -164,7 +159,7 @@ def test_documents_need_no_square_of_the_length():
     lambda q, k, v: relation_attention(Layer(), q, k, v, None)[0],
 ])  # fmt: skip
 def test_grouped_heads_decode_without_copying_history(step):
-    q, k, v = draw(1, 8, 1, 16, seed=1), *(draw(1, 2, 900, 16, seed=s) for s in (2, 3))
+    q, k, v = normal(1, 8, 1, 16, seed=1), *(normal(1, 2, 900, 16, seed=s) for s in (2, 3))
     with torch.no_grad(), Largest() as largest:
         found = step(q, k, v)
     assert largest.numel <= 8 * 900 < k.numel()
@@ -228,7 +223,7 @@ def test_other_families_run_it(family):
     ],
 )
 def test_what_relation_has_not_is_refused(options, said):
-    x = draw(1, 2, 3, 6, seed=1)
+    x = normal(1, 2, 3, 6, seed=1)
     assert said in refusal(lambda: relation_attention(Layer(), x, x, x, None, **options))
 
 

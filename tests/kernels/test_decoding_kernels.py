@@ -12,29 +12,29 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import refusal
 from exactness import SLACK, assert_close, poisoned_memory
 from interpreter import INTERPRETED, run_interpreted
 from torch import Tensor
 
 from relation import ops
-from relation.errors import InputError
 from relation.kernels import decoding
 from relation.nn.generate import Sampling, next_token_probabilities
 from relation.ops.rope import apply_rope, rope_angles
 
-HEADS, CAPACITY = 4, 600
+HEADS, CAPACITY = 4, 300
 # No history, a token, a piece but one, a piece, one more, and several with a ragged end.
-LENGTHS = (0, 1, 127, 128, 129, 599)
+LENGTHS = (0, 1, 127, 128, 129, 299)
 
 
 def tables(width: int, device="cpu") -> tuple[Tensor, Tensor]:
-    return rope_angles(CAPACITY, width, 1e4, 0, torch.device(device))
+    return rope_angles(torch.arange(CAPACITY, device=device), width, 1e4)
 
 
 def placed(x: Tensor, length: int) -> Tensor:
     """x (H, D) as (1, H, 1, D), turned to the place after `length` tokens."""
     width = x.shape[-1]
-    cos, sin = rope_angles(1, width, 1e4, length, x.device)
+    cos, sin = rope_angles(torch.tensor([length], device=x.device), width, 1e4)
     return apply_rope(x[None, :, None], cos, sin)
 
 
@@ -234,8 +234,7 @@ class TestInterpreted:
         [
             (24, torch.float32),
             (16, torch.float16, "cpu", 1.0, 2),
-            (16, torch.float32, "cpu", 1.0, 1),
-            (32, torch.float32, "cpu", 6.0),
+            (32, torch.float32, "cpu", 6.0, 1),
         ],
         ids=str,
     )
@@ -262,7 +261,7 @@ class TestInterpreted:
         whole = case.token(True, True)
         alone = decoding.history_token(
             case.projected[3:4].view(1, 3, HEADS, 24), case.tables,
-            tuple(case.history[:, 3:4, :, :300].contiguous()), case.lengths[3:4], case.lam, 1.3,
+            tuple(case.history[:, 3:4, :, :200].contiguous()), case.lengths[3:4], case.lam, 1.3,
         )  # fmt: skip
         assert torch.equal(alone[0], whole[3])
 
@@ -372,7 +371,7 @@ def test_what_does_not_fit_is_refused_in_one_line():
     grouped.projected = torch.zeros(len(LENGTHS), 3, HEADS, 16)
     linear.state = linear.state.double()
     rows, ids = torch.zeros(1, 2, dtype=torch.float64), torch.zeros(2, dtype=torch.int64)
-    for call, match in (
+    for call, said in (
         (lambda: history.token(True, True), "lengths"),
         (lambda: shared.token(True, True), "projected has 5 heads and the history 2"),
         (lambda: grouped.token(True, True), "projected is"),
@@ -383,8 +382,6 @@ def test_what_does_not_fit_is_refused_in_one_line():
         (lambda: decoding.draw(torch.zeros(2, 3), None, rows, ids, stop=1), "counts"),
         (lambda: decoding.draw(torch.zeros(3, 3), None, rows, ids), "uniforms is"),
     ):
-        with pytest.raises(InputError, match=match) as refusal:
-            call()
-        assert "\n" not in str(refusal.value)
+        assert said in refusal(call)
     assert "head width is 8" in decoding.why_not(torch.device("cpu"), torch.float32, 8)
     assert "float64" in decoding.why_not(torch.device("cpu"), torch.float64, 64)

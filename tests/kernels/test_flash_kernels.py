@@ -126,15 +126,14 @@ class TestInterpreted:
         p1, *others = draw(3, (1, 2, 33, 16), lam=lam)
         assert_exact((20 * p1, *others), tau=0.7)
 
-    @pytest.mark.parametrize("width", [60])
-    def test_blocks_of_several_tiles(self, launch_with, width):
+    def test_blocks_of_several_tiles(self, launch_with):
         """As the shipped launches have: 32 rows owned, history scanned by 16, and the reverse."""
         from relation.kernels.flash_relation.launches import Launch
 
         rows, history = Launch(32, 16, 1, 1), Launch(16, 32, 1, 1)
         launch_with(forward=rows, repair=rows, p1=rows, p2_info=history)
         for length in (1, 33, 64):
-            assert_exact(draw(7, (1, 1, length, width)))
+            assert_exact(draw(7, (1, 1, length, 60)))
 
     @pytest.mark.parametrize(("width", "padded"), [(20, False), (48, True)])
     def test_tiles_through_descriptors(self, launch_with, width, padded):
@@ -177,9 +176,8 @@ class TestInterpreted:
         p1[1, 0] *= 12
         assert_exact((p1, *others), slack=1e-4, transport_self=transport_self)
 
-    @pytest.mark.parametrize("dtype", [torch.float16])
-    def test_scores_of_a_thousand_stay_finite(self, dtype):
-        p1, p2, *others = draw(8, (1, 2, 50, 16), dtype)
+    def test_scores_of_a_thousand_stay_finite(self):
+        p1, p2, *others = draw(8, (1, 2, 50, 16), torch.float16)
         inputs = (40 * p1, 40 * p2, *others)
         assert all(x.isfinite().all() for x in differentiate(kernels.flash_relation, inputs))
 
@@ -196,10 +194,6 @@ class TestInterpreted:
         kernels.flash_relation(p1, p2, info, lam).backward(dy)
         assert lam.grad.shape == (1,)
         assert p1.grad is None
-
-    def test_the_first_row_is_its_own_information(self):
-        p1, p2, info, _, lam = draw(6, (1, 2, 5, 16))
-        assert torch.equal(kernels.flash_relation(p1, p2, info, lam)[:, :, 0], info[:, :, 0])
 
 
 def test_importing_kernels_needs_no_triton():

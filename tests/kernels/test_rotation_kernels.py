@@ -13,7 +13,7 @@ SHAPES = [(2, 3, 5, 48), (1, 2, 70, 64), (2, 5, 33, 80), (1, 1, 1, 2)]
 
 def tables(B: int, T: int, D: int, by_row: bool, device="cpu") -> tuple[torch.Tensor, torch.Tensor]:
     """RoPE's tables; by row, every row of the batch has places of its own."""
-    cos, sin = rope_angles(T + B, D, 1e4, 3, torch.device(device))
+    cos, sin = rope_angles(torch.arange(3, 3 + T + B, device=device), D, 1e4)
     if not by_row:
         return cos[:T], sin[:T]
     return tuple(torch.stack([t[b : b + T] for b in range(B)]) for t in (cos, sin))

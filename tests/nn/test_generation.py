@@ -11,10 +11,11 @@ from itertools import islice
 
 import pytest
 import torch
+from conftest import refusal
 from interpreter import INTERPRETED, run_interpreted
 from models import greedy
 
-from relation.errors import InputError, RunError
+from relation.errors import RunError
 from relation.nn import Decoder, Execution, ModelConfig
 from relation.nn.generate import (
     BLOCK,
@@ -28,7 +29,6 @@ from relation.nn.generate import (
     stream_text,
     why_plain,
 )
-from relation.variants import VARIANTS
 
 GREEDY = Sampling(temperature=0)
 PROMPTS = ([5, 2, 7, 1], [3], [9, 9, 4, 1, 0, 2, 8])
@@ -75,11 +75,10 @@ def test_the_distribution_is_what_the_options_say(sampling, expected):
                {"top_p": math.nan}, {"seed": -1}, {"seed": 2**63}],
 )  # fmt: skip
 def test_sampling_that_means_nothing_is_refused(values):
-    with pytest.raises(InputError, match=next(iter(values))):
-        Sampling(**values)
+    assert next(iter(values)) in refusal(lambda: Sampling(**values))
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", ["mha", "full", "raw-x", "linear", "hybrid"])
 def test_a_greedy_continuation_is_the_full_forwards(variant):
     model = build(variant)
     expected = greedy(model, [5, 2, 7, 1], 40)
@@ -101,7 +100,7 @@ def test_a_long_text_after_a_state_is_read_in_blocks():
     assert sizes == [2 * BLOCK + 3, BLOCK, BLOCK, 3]
 
 
-@pytest.mark.parametrize("variant", ["mha", "full", "exchange-only", "linear", "hybrid"])
+@pytest.mark.parametrize("variant", ["mha", "exchange-only", "hybrid"])
 def test_a_batch_continues_each_prompt_as_if_alone(variant):
     model = build(variant)
     texts = [greedy(model, prompt, 12) for prompt in PROMPTS]
@@ -113,9 +112,9 @@ def test_a_batch_continues_each_prompt_as_if_alone(variant):
 
 def test_a_drawn_text_depends_on_its_seed_and_row_alone():
     model, sampling = build("mha"), Sampling(temperature=3, seed=4)
-    both = generate_batch(model, PROMPTS[:2], 60, sampling)
-    assert both[0] == list(generate_tokens(model, PROMPTS[0], 60, sampling))
-    assert both == generate_batch(model, PROMPTS, 60, sampling)[:2]
+    both = generate_batch(model, PROMPTS[:2], 30, sampling)
+    assert both[0] == list(generate_tokens(model, PROMPTS[0], 30, sampling))
+    assert both == generate_batch(model, PROMPTS, 30, sampling)[:2]
     same = generate_batch(model, [PROMPTS[1]] * 2, 30, sampling)
     assert same[0] != same[1]
     assert same != generate_batch(model, [PROMPTS[1]] * 2, 30, replace(sampling, seed=5))
@@ -139,19 +138,17 @@ def test_generation_goes_on_from_a_state_and_takes_memory_as_tokens_come():
      ("text", 3, "no token ids"), (torch.tensor([1, 2]), 3, "no token ids")],
 )  # fmt: skip
 def test_what_cannot_be_continued_is_refused_at_once(prompt, count, match):
-    with pytest.raises(InputError, match=match):
-        generate_tokens(build("full"), prompt, count, GREEDY)
+    assert match in refusal(lambda: generate_tokens(build("full"), prompt, count, GREEDY))
 
 
 def test_unfit_batches_and_broken_weights_are_told():
     model = build("full")
     for prompts, match in (([], "no prompt"), ([[1], []], "prompt 1 is empty")):
-        with pytest.raises(InputError, match=match):
-            generate_batch(model, prompts, 3, GREEDY)
+        assert match in refusal(lambda given=prompts: generate_batch(model, given, 3, GREEDY))
     with torch.no_grad():
         model.norm.weight[0] = torch.nan
-    with pytest.raises(RunError, match="finite"):
-        list(generate_tokens(model, [1], 3, GREEDY))
+    broken = generate_tokens(model, [1], 3, GREEDY)
+    assert "finite" in refusal(lambda: next(broken), RunError)
 
 
 TEXT = "Naïve — 😀 café, “quoted”\n  日本語 \x00 end…"
@@ -194,12 +191,12 @@ def test_bytes_of_no_character_come_out_as_the_tokenizer_decodes_them(tokenizer)
 
 MODELS = [
     ("mha", {"kv_heads": 1}),
-    ("full", {"givens_first_pairing": "B"}),
+    ("full", {}),
     ("exchange-only", {"d_model": 64, "heads": 4, "kv_heads": 2}),
     ("no-count", {}),
     ("no-givens", {"embedding_multiplier": 3.0}),
     ("linear", {}),
-    ("hybrid", {"retention_input": "residual"}),
+    ("hybrid", {}),
 ]
 
 
@@ -240,7 +237,7 @@ def check_logits(variant: str, device: str, dtype=torch.float32, **changes) -> N
     for cache in state.layers:
         cache.tensors = tuple(x.contiguous() for x in cache.tensors)
     counts = torch.tensor(lengths, dtype=torch.int32, device=device)
-    tables = model.rope_tables(16, torch.device(device))
+    tables = model.rope_tables(torch.arange(16, device=device))
     for step in range(2):
         places = Places(counts + step, torch.ones_like(counts), tables)
         found = prepared.token(news[:, step], state, places)
@@ -288,7 +285,7 @@ class TestInterpreted:
         check_logits(variant, "cpu", **changes)
 
     def test_texts_are_the_forwards(self):
-        check_texts("hybrid", "cpu", 6)
+        check_texts("hybrid", "cpu", 4)
 
 
 @pytest.mark.gpu
@@ -332,5 +329,4 @@ class TestOnGpu:
 )  # fmt: skip
 def test_a_model_without_kernels_is_named(variant, part):
     assert part in why_plain(prepared_model(variant), torch.device("cpu"), torch.float32)
-    with pytest.raises(InputError, match=part):
-        Prepared(prepared_model(variant), torch.float32)
+    assert part in refusal(lambda: Prepared(prepared_model(variant), torch.float32))

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
+from conftest import refusal
 from equations import assert_close, differentiate, draw_linear
 from torch import Tensor
 
 from relation import ops
-from relation.errors import InputError
 from relation.kernels.documents import Documents
 
 LAM = torch.tensor(0.7, dtype=torch.float64)
@@ -109,7 +109,7 @@ def test_every_form_gives_the_same_documents():
     ("make", "given", "said"),
     [
         (Documents.of, [[0, 0], [1, 0]], "decrease in row 1: 1 at token 0 and 0 after it"),
-        (Documents.of, [0, 1], r"of shape \(2,\)"),
+        (Documents.of, [0, 1], "of shape (2,)"),
         (Documents.of, [[0.0, 1.0]], "give an integer"),
         (Documents.of, [[]], "a token at least"),
         (Documents.packed, [0, 2, 2], "begin at 0 and increase"),
@@ -117,27 +117,25 @@ def test_every_form_gives_the_same_documents():
         (Documents.packed, [0], "begin at 0 and increase"),
         (Documents.padded, [[1, 1], [0, 0]], "row 1 of the padding mask has no text"),
         (Documents.padded, [[1, 0, 1]], "row 0 of the padding mask has 2 pieces of text"),
-        (Documents.padded, [1, 0], r"shape \(2,\)"),
+        (Documents.padded, [1, 0], "shape (2,)"),
         (Documents.of, torch.tensor([[200, 3]], dtype=torch.uint8), "decrease in row 0: 200 at"),
     ],
 )
 def test_wrong_documents_are_refused(make, given, said):
-    with pytest.raises(InputError, match=said) as refusal:
-        make(torch.as_tensor(given))
-    assert "\n" not in str(refusal.value)
+    assert said in refusal(lambda: make(torch.as_tensor(given)))
 
 
 @each_backend
 def test_documents_of_another_batch_or_device_are_refused(kind, name):
     inputs = inputs_of(kind, 3, 2, 40, 6)
-    with pytest.raises(InputError, match=r"documents are of \(B, T\) = \(3, 41\)"):
-        operator_of(kind, name, documents=packed())(*inputs)
     documents = packed()
+    operator = operator_of(kind, name, documents=documents)
+    assert "documents are of (B, T) = (3, 41)" in refusal(lambda: operator(*inputs))
     elsewhere = Documents(
         documents.starts.to("meta"), documents.ends, documents.offsets, documents.longest
     )
-    with pytest.raises(InputError, match="documents lie on meta"):
-        operator_of(kind, name, documents=elsewhere)(*inputs_of(kind, 3, 2, 41, 6))
+    operator, inputs = operator_of(kind, name, documents=elsewhere), inputs_of(kind, 3, 2, 41, 6)
+    assert "documents lie on meta" in refusal(lambda: operator(*inputs))
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")

@@ -133,7 +133,7 @@ def _on_a_full_disk(path: Path) -> None:
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
     try:
-        write(path, "losses", 20_000)
+        write(path, "losses", 3_000)
     except RunError as error:
         os._exit(0 if str(path) in str(error) and "\n" not in str(error) else 3)
     os._exit(4)
@@ -160,8 +160,9 @@ def test_a_killed_writer_leaves_the_old_file(tmp_path: Path) -> None:
 
 
 def _write_often(path: Path, count: int) -> None:
+    rows = rows_of("losses", count)
     for _ in range(15):
-        write(path, "losses", count)
+        records.write(path, "losses", rows)
 
 
 def test_two_writers_of_one_file_leave_one_of_theirs_whole(tmp_path: Path) -> None:

@@ -272,7 +272,7 @@ def test_flow_of_relation_without_that_of_mha_decides_nothing() -> None:
 
 def test_layers_that_chose_a_reading_do_not_test_the_paper() -> None:
     found = judged(FAILS[8](), records(variation=claims.CHOSEN_VARIATION))
-    chosen = {n for n, one in found.items() if one.verdict == "chose the reading"}
+    chosen = {n for n, one in found.items() if one.verdict == "chose the setting"}
     assert chosen == {6, 7, 8, 10, 11, 19, 20}
     assert found[8].reason.endswith("its rule alone would give: not reproduced")
     assert found[9].verdict == "reproduced"

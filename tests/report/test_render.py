@@ -91,3 +91,15 @@ def test_a_variant_of_ones_own_is_shown() -> None:
     own = next(each for each in tables.EVERY if each.label == "variants")
     text = render.html(own, found, [Setting("made")])
     assert "10M, mine" in text and "+0.1000" in text
+
+
+def test_two_panels_with_columns_of_one_key_keep_their_own_rows() -> None:
+    ablations = next(each for each in tables.PAPER if each.label == "structural-ablations")
+    ends = ((variant, 42 + k, 3.0 + k / 100) for variant in ("full", "raw-x") for k in range(3))
+    runs = [run("10M", *each) for each in ends]
+    ours = table.cells([records(PLAN, runs=runs)], [ablations])
+    printed = render.prepare(ablations, ours, [A])
+    shown = {title: [label for label, _ in rows] for title, rows in printed.panels}
+    assert (shown["NLL"], shown["Difference"]) == (["NLL ↓"], ["Δ vs Full"])
+    signs = {e.sign for label, lines in printed.panels[0][1] for *_, of in lines for e in of}
+    assert signs == {None}  # losses on other texts are not judged

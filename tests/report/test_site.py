@@ -4,6 +4,7 @@ import re
 import shlex
 import shutil
 import subprocess
+from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote
@@ -14,6 +15,7 @@ import pytest
 from relation import plan, records
 from report import claims, data, figures, site
 from report.data import Setting
+from report.evidence import Evidence
 
 CAMPAIGN = "anchor"  # miniature, three variations, a few hundred rows
 
@@ -27,6 +29,11 @@ def built(tmp_path_factory) -> Path:
         patch.setattr(figures, "ALL", figures.ALL[:3])
         site.build(plan.load({"campaign": CAMPAIGN}), out, published=True)
     return out
+
+
+@cache
+def load(campaign: str, variation: str) -> data.Records:
+    return data.load(Setting(campaign, variation))
 
 
 def _nothing(*_) -> list:
@@ -95,13 +102,15 @@ def test_a_command_makes_again_exactly_the_run_beside_it() -> None:
 
 
 def test_every_benchmark_and_check_has_the_command_that_makes_it() -> None:
-    rows = site.system_records(data.load(Setting("books", "nearest")), {"nearest"}, published=True)
+    rows = site.system_records(load("books", "nearest"), {"nearest"}, published=True)
     assert {row["kind"] for row in rows if not row["again"]} == {"models"}
-    for row in (row for row in rows if row["again"]):
-        words, choice = choice_of(row["again"])
-        planned = plan.load(choice).files(lambda *_: ())
-        assert words[3:] and {w.removeprefix("results/books/") for w in words[3:]} <= set(planned)
-    former = site.system_records(data.load(Setting("books", "gpt2")), {"nearest"}, published=True)
+    planned = cache(lambda **choice: set(plan.load(choice).files(lambda *_: ())))
+    for command in {row["again"] for row in rows if row["again"]}:
+        words, choice = choice_of(command)
+        assert words[3:] and {w.removeprefix("results/books/") for w in words[3:]} <= planned(
+            **choice
+        )
+    former = site.system_records(load("books", "gpt2"), {"nearest"}, published=True)
     assert not any(row["again"] for row in former)
 
 
@@ -112,7 +121,7 @@ def test_every_shipped_run_has_a_row(built: Path) -> None:
 
 
 def test_the_commands_of_what_is_missing_are_whole(built: Path) -> None:
-    for command in Page(built / "index.html").commands:
+    for command in set(Page(built / "index.html").commands):
         words, choice = choice_of(command)
         assert words == ["snakemake", "--cores", "all"]
         assert plan.load({k: v for k, v in choice.items() if k != "published"}).runs
@@ -133,9 +142,20 @@ def test_verdicts_and_cells_lie_beside_the_pages(built: Path) -> None:
     assert set(verdicts["claim"]) == set(range(1, 25))
     cells = pd.read_parquet(built / "cells.parquet")
     assert set(verdicts["setting"]) == set(cells["setting"])
+    assert "The paper's claims" in (built / "tables.tex").read_text(encoding="utf-8")
     html = (built / "claims.html").read_text(encoding="utf-8")
     for one in claims.CLAIMS:
         assert f'id="claim-{one.number}"' in html
+
+
+def test_the_first_page_says_where_relation_is_surely_better() -> None:
+    known = {"unit": "nat/token", "n": 28}
+    sure = Evidence("10M", "One", ours=-0.0363, low=-0.0477, high=-0.0249, **known)
+    open_ = Evidence("30M", "One", ours=0.0065, low=-0.0461, high=0.0591, **known)
+    alone = Evidence("100M", "One", ours=-0.01, **known)
+    told = site.answer([sure, open_, alone])
+    assert "1 of 3" in told and "0.0363 nat/token (95% 0.0249 to 0.0477, 28 pairs)" in told
+    assert "10M, One" in told and "In 2 of 3 comparisons no difference is established." in told
 
 
 def test_text_of_records_is_escaped() -> None:
@@ -145,7 +165,7 @@ def test_text_of_records_is_escaped() -> None:
 
 
 def test_what_did_not_run_has_its_reason_and_its_command() -> None:
-    found = data.load(Setting(CAMPAIGN, "scaled-sd-0.02"))
+    found = load(CAMPAIGN, "scaled-sd-0.02")
     planned = found.planned.assign(status="failed", reason="loss is nan")
     shown = site.Shown(found.setting, True, pd.DataFrame(), [], [], planned, [], "")
     rows = site.missing([shown], published=True)
@@ -165,8 +185,8 @@ def test_a_link_to_a_claim_opens_it(built: Path) -> None:
 
 
 def test_seeds_that_a_variation_plans_are_not_further():
-    own = data.load(Setting(CAMPAIGN, "scaled-sd-0.02")).runs
+    own = load(CAMPAIGN, "scaled-sd-0.02").runs
     assert {143, 144} <= set(own["seed"]) and not own["further"].any()
-    nearest = data.load(Setting("books", "nearest", ("10M",))).runs
+    nearest = load("books", "nearest").runs.query("scale == '10M'")
     assert set(nearest.loc[~nearest["further"], "seed"]) == {42, 43, 44}
     assert nearest["further"].any()

@@ -103,7 +103,7 @@ def test_planted_differences_and_equivalence_get_their_verdicts(tmp_path):
     ]  # fmt: skip
     assert list(table.loc["primary", "verdict"]) == ["equivalent", "better"]
     assert set(table.loc["primary", "seeds"]) == {"48"}
-    rest = table.loc["arms"].set_index("comparison")
+    rest = table.loc["each variant"].set_index("comparison")
     assert len(rest) == 4 and set(rest["seeds"]) == {"16"}
     assert rest.loc[study.minus("mha-self", "mha"), "verdict"] == "better"
     assert (tmp_path / "comparisons.svg").exists()
@@ -127,7 +127,7 @@ def test_a_run_that_stopped_enters_with_its_last_finite_loss(tmp_path):
     probes.loc[3] = ["10M", "tuned", "mha", 203, 30, "validation_nll", 3.3, 30]
     runs = study.ended(runs, probes)
     assert runs.loc[runs["final_nll"].isna(), "nll"].tolist() == [5.25]
-    arm = study.arms(runs, probes, no_steps()).table.set_index("arm").loc["Full Relation"]
+    arm = study.arms(runs, probes, no_steps()).table.set_index("variant").loc["Full Relation"]
     assert (arm["diverged"], arm["NLL"][:5]) == ("1", "3.350")  # 3.25 + 2 / 20
     row = study.comparisons(runs, tmp_path).table.iloc[0]
     assert row["Welch"].startswith("+0.0") and row["without diverged"].startswith("−0.0")
@@ -161,6 +161,23 @@ def test_the_share_of_the_final_difference_that_is_there_early(tmp_path):
     assert row["at the end"].startswith("−0.1000")
 
 
+def test_a_rate_that_was_not_tried_breaks_the_line_and_is_a_dash(tmp_path):
+    runs = runs_at(RATES, (1, 2), lambda rate, _: 3.0)
+    gated = runs_at(RATES[::2], (1,), lambda rate, _: 2.9).assign(variant="mha-gate")
+    (section,) = study.rates(study.ended(pd.concat([runs, gated]), no_probes()), tmp_path)
+    row = section.table.set_index("variant").loc["MHA, output gate"]
+    assert row[["0.0005", "0.000707", "0.001"]].tolist() == ["2.9000", "—", "2.9000"]
+    assert section.figure and (tmp_path / "rates.svg").exists()
+
+
+def test_a_column_that_no_run_has_a_value_of_is_left_out():
+    runs = fair_runs(mha=0, full=-0.05)
+    known = study.arms(study.ended(runs, no_probes()), no_probes(), no_steps())
+    bare = runs.assign(validation_characters=np.nan)
+    without = study.arms(study.ended(bare, no_probes()), no_probes(), no_steps())
+    assert set(known.table) - set(without.table) == {"bits/character"}
+
+
 def test_an_arm_has_its_speed_and_the_time_to_mhas_loss_or_says_why_not():
     known = ("matched", "10M")
     steps = no_steps(
@@ -169,7 +186,7 @@ def test_an_arm_has_its_speed_and_the_time_to_mhas_loss_or_says_why_not():
     )
     probes = curves(full=(0, 0, -1.0), **{"full-gate": (0, 0, 0.1)})
     runs = study.ended(fair_runs(mha=0, full=-0.05, **{"full-gate": 0.1}), no_probes())
-    table = study.arms(runs, probes, steps).table.set_index("arm")
+    table = study.arms(runs, probes, steps).table.set_index("variant")
     assert table.loc["MHA", "GPU minutes"] == "2.5"  # 150M tokens at 1M tok/s
     # Its curve falls from 3 to 1 over the second half, and passes MHA's 2 in the middle of it.
     assert table.loc["Full Relation", "GPU minutes"] == f"{0.75 * BUDGET / 0.9e6 / 60:.1f}"
@@ -196,10 +213,12 @@ def test_larger_models_and_longer_runs_stand_beside_the_same_seeds():
 
 def test_the_shipped_readings_are_those_of_the_findings(tmp_path):
     names = {section.name: section for section in study.sections(PUBLISHED, tmp_path)}
-    table = names["readings"].table.set_index("reading")
-    assert table.loc["unscaled-sd-0.02", ["MHA", "Relation", "L0 Self flow"]].tolist() == [
-        "3.4512", "3.3953", "38.3%",
-    ]  # fmt: skip
-    assert table.loc["unscaled-sd-0.02", "ρ"] == "0.13"
+    row = (
+        names["readings"]
+        .table.set_index(["W_O, W_down", "changed"])
+        .loc["as the others", "nothing"]
+    )
+    assert row[["MHA", "Relation", "L0 Self flow"]].tolist() == ["3.4512", "3.3953", "38.3%"]
+    assert row["ρ"] == "0.13"
     for name, section in names.items():
         assert not section.figure or (tmp_path / f"{name}.svg").read_text().startswith("<?xml")

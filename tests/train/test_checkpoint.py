@@ -12,7 +12,6 @@ from training import CPU, small_model
 
 from relation.nn import Decoder, Execution
 from relation.train.checkpoint import load_model, save_model
-from relation.variants import VARIANTS
 
 
 def toy(variant: str = "full", **changes) -> Decoder:
@@ -21,9 +20,9 @@ def toy(variant: str = "full", **changes) -> Decoder:
     return model
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", ["mha-null", "raw-x", "full-qknorm-gate", "hybrid"])
 def test_a_checkpoint_reads_back_as_the_model_it_was(tmp_path: Path, variant: str) -> None:
-    model = toy(variant, retention_a_range=(2.0, 3.0))
+    model = toy(variant, rope_base=1e3)
     path, other = tmp_path / "new" / "model.safetensors", tmp_path / "other"
     save_model(model, path, {"hash": "0"})
     other.touch()

@@ -46,12 +46,3 @@ def test_a_gpu_that_is_not_there_is_one_line() -> None:
         assert "PyTorch sees none" in refusal(lambda: machine.claim("cuda").__enter__())
     with machine.claim("cpu") as device:
         assert device == torch.device("cpu") and machine.describe(device).startswith("CPU (")
-
-
-def test_progress_in_a_log_begins_and_ends_with_what_is_done(capsys) -> None:
-    with machine.Progress("a run", 4, "tokens") as progress:
-        for _ in range(4):
-            progress.advance(1, "loss 2.000")
-    first, *_, last = capsys.readouterr().err.replace("\r", "\n").strip().splitlines()
-    assert first.startswith("a run:   0%") and "0.00/4.00" in first
-    assert last.startswith("a run: 100%") and "4.00/4.00" in last and "loss 2.000" in last

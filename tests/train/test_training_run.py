@@ -89,7 +89,7 @@ def test_the_record_says_what_was_trained_on_what(trained: Path, data: Path) -> 
 
     windows = TrainingWindows(open_tokens(data, "train"), CONTEXT, 42)
     order = OrderHash(known["train"]["sha256"], CONTEXT)
-    for update in plan_updates(BUDGET, 128, CONTEXT, "partial"):
+    for update in plan_updates(BUDGET, 128, CONTEXT):
         order.update(windows.window_ids(update.first, update.windows), update.tokens)
     assert row["order_hash"] == order.value
 
@@ -150,22 +150,6 @@ def test_a_pair_starts_alike_and_reads_alike(trained: Path, data: Path, tmp_path
 
 
 # -- resume ----------------------------------------------------------------------------------------
-@pytest.mark.parametrize("number, update", [(signal.SIGTERM, 2), (signal.SIGINT, UPDATES)])
-def test_a_stopped_run_goes_on_to_the_same_bits(
-    trained, data, tmp_path, monkeypatch, number, update
-) -> None:
-    before = signal.getsignal(number)
-    at_update(monkeypatch, update, lambda: signal.raise_signal(number))
-    given = (small_run(), data, tmp_path / "out", tmp_path / "resume")
-    assert f"stopped after update {update} of 5" in refusal(lambda: train(*given), RunError)
-    assert not (tmp_path / "out").exists() and signal.getsignal(number) is before
-    begun = at_update(monkeypatch, 0, die)
-    train(*given)
-    assert begun == list(range(update + 1, UPDATES + 1))
-    assert_same_run(tmp_path / "out", trained)
-    assert not list((tmp_path / "resume").glob("*.safetensors"))
-
-
 def test_a_run_killed_by_sigkill_goes_on_to_the_same_bits(trained, data, tmp_path) -> None:
     """Saved by tokens, after updates 2 and 4; killed in 4."""
     changes = {"checkpoint_tokens": 2 * UPDATE}
@@ -189,7 +173,7 @@ def state(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return found
 
 
-@pytest.mark.parametrize("kept", [-100, 50, 0])
+@pytest.mark.parametrize("kept", [-100, 0])
 def test_a_damaged_state_is_told_and_the_run_starts_anew(
     trained, data, tmp_path, monkeypatch, capsys, state, kept
 ) -> None:
@@ -214,7 +198,7 @@ def test_a_state_of_another_origin_is_never_used(data, tmp_path, monkeypatch, st
     assert begun[0] == 1
 
 
-@pytest.mark.parametrize("edited", ["README.md", "config.yaml", "relation/train/step.py"])
+@pytest.mark.parametrize("edited", [("README.md", "config.yaml"), ("relation/train/step.py",)])
 def test_only_an_edit_of_the_code_starts_anew(
     trained, data, tmp_path, monkeypatch, capsys, edited
 ) -> None:
@@ -223,11 +207,12 @@ def test_only_an_edit_of_the_code_starts_anew(
     given = (small_run(checkpoint_seconds=1e-9), data, tmp_path / "out", tmp_path / "resume")
     with pytest.raises(DiedError):
         train(*given)
-    with (tmp_path / "project" / edited).open("a") as file:
-        file.write("# edited\n")
+    for name in edited:
+        with (tmp_path / "project" / name).open("a") as file:
+            file.write("# edited\n")
     begun = at_update(monkeypatch, 0, die)
     train(*given)
-    code = edited.endswith(".py")
+    code = edited[0].endswith(".py")
     assert begun[0] == (1 if code else 4)
     assert ("is not used (other code" in capsys.readouterr().err) == code
     assert_same_run(tmp_path / "out", trained)
@@ -326,18 +311,21 @@ def test_two_processes_train_the_run_of_one_and_go_on_where_they_were_killed(
     assert run["final_nll"][0] == pytest.approx(one["final_nll"][0], rel=1e-5)
 
 
-@pytest.mark.parametrize(
-    "processes, changes, why",
-    [
-        (3, {}, "2 micro-batches, which 3 processes cannot share"),
-        (2, {"divergence": "record"}, "divergence: record takes one process"),
-    ],
-)
-def test_processes_that_cannot_train_a_run_are_refused_once(
-    data, tmp_path, processes, changes, why
-) -> None:
-    process = start(tmp_path, data, processes=processes, changes=changes)
+def test_processes_that_cannot_train_a_run_are_refused_once(data, tmp_path) -> None:
+    process = start(tmp_path, data, processes=2, changes={"accumulation": 1})
     said, _ = process.communicate(timeout=180)
-    lines = [line for line in said.splitlines() if line.startswith("error: ")]
-    assert process.returncode != 0 and len(lines) == 1
-    assert why in lines[0]
+    (line,) = (line for line in said.splitlines() if line.startswith("error: "))
+    assert process.returncode and "1 micro-batches, which 2 processes cannot share" in line
+
+
+def test_several_processes_record_no_divergence(data, tmp_path, monkeypatch) -> None:
+    class Two(engine.World):
+        """What one of two processes knows of them."""
+
+        def __init__(self, *given):
+            super().__init__(*given)
+            self.size = 2
+
+    monkeypatch.setattr(engine, "World", Two)
+    given = (small_run(divergence="record"), data, tmp_path / "out", tmp_path / "resume")
+    assert "divergence: record takes one process" in refusal(lambda: train(*given))
