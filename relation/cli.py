@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from relation import records
-from relation.config import CONFIG, parsed
+from relation.config import CONFIG, parsed, reference
 from relation.errors import InputError, RelationError
 from relation.plan import WHY_UNMEASURED, Campaign, Run, load
 from relation.variants import parameters
@@ -341,6 +341,10 @@ def _publish(campaign: Campaign, options: Options) -> str:
     return "\n".join(records.publish(campaign.name))
 
 
+def _config(campaign: None, options: Options) -> str:
+    return reference()
+
+
 class _Parser(argparse.ArgumentParser):
     """Tells a wrong call as every other bad input, in one line. Abbreviations are rejected."""
 
@@ -371,6 +375,7 @@ def build_parser() -> argparse.ArgumentParser:
     plan = add("plan", _plan, "what a campaign computes, and what of it is still to be made")
     plan.add_argument("--runs", action="store_true", help="list the runs with their hashes")
     add("status", _status, "how far each run of a campaign is")
+    add("config", _config, "print the reference of the keys of the configuration")
     add("prepare", _prepare, "tokenise one corpus", "CORPUS-VOCABULARY")
     train = add("train", _train, "train one run, or go on with a killed one", RUN)
     train.add_argument("--processes", type=int, default=1, help="a GPU each, under torchrun")
@@ -416,7 +421,8 @@ def main(arguments: list[str] | None = None) -> int:
             options.choices += further  # choices may also follow an option
             if unknown := [each for each in further if each.startswith("-")]:
                 parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-            said = options.call(_campaign(options), options)
+            campaign = None if options.call is _config else _campaign(options)
+            said = options.call(campaign, options)
             if said is not None and options.hash is None:
                 print(said)
         finally:

@@ -3,6 +3,7 @@
 `config.yaml` chooses a campaign and what of it to run; `config/<campaign>.yaml` is one campaign,
 on at most one `base`. An option of a run is set by the campaign, over it by the scale, over that by
 a variation; in each, `overrides` set what single variants differ in.
+`python -m relation config` prints the reference of the keys from these types.
 """
 
 import hashlib
@@ -420,3 +421,16 @@ def validated(section: type[Section], values: Mapping, where: str) -> Any:
     value = "this" if isinstance(error["input"], Mapping) else repr(error["input"])[:80]
     said = error["msg"].replace("Input", value, 1).splitlines()[0]
     raise InputError(f"{where}: {'.'.join(place) or 'top level'}: {said}")
+
+
+def reference() -> str:
+    """The reference of the keys in Markdown: a table for each section, by its types."""
+    lines = ["# Keys of the configuration"]
+    for section in (Choice, CampaignSection, *Section.__subclasses__(), Scale, Variation):
+        name = section.__name__.removesuffix("Section")
+        own = [n for n in section.__annotations__ if n in section.model_fields]
+        if f"## {name}" not in lines:
+            lines += ["", f"## {name}", "", section.__doc__.strip(), "", "| key | meaning |"]
+            lines += ["| --- | --- |"]
+            lines += [f"| `{n}` | {section.model_fields[n].description} |" for n in own]
+    return "\n".join(lines)
