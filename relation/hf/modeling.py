@@ -1,5 +1,6 @@
 """The paper's decoder as models of transformers: configuration, models and their cache."""
 
+import inspect
 from dataclasses import MISSING, fields, replace
 from typing import Any
 
@@ -91,6 +92,15 @@ class RelationConfig(PretrainedConfig):
                 f"num_hidden_layers is {layers} and layout {self.layout!r}; give a layout with a "
                 f'letter a layer, such as "F" * {layers}'
             )
+
+
+# The arguments by name, as help and editors show them.
+_KINDS = inspect.Parameter
+RelationConfig.__init__.__signature__ = inspect.Signature([
+    _KINDS("self", _KINDS.POSITIONAL_ONLY),
+    *(_KINDS(name, _KINDS.KEYWORD_ONLY, default=value) for name, value in _FIELDS.items()),
+    _KINDS("options", _KINDS.VAR_KEYWORD),
+])  # fmt: skip
 
 
 class RelationCache:
