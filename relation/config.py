@@ -222,6 +222,7 @@ class Batches(Section):
     context: Count = key("T; left out: the scale's own")
     batches: dict[Name, Counts] = key("[micro, accumulation] by scale")
     peers: list[MhaBackend] = key("Further backends of MHA beside the pair")
+    variants: list[Variant] = key("Further variants beside the pair, each by its own backends")
 
 
 class Sweep(Section):

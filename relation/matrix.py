@@ -238,6 +238,7 @@ def sides(matrix: Matrix, benchmark: str, scale: str) -> Iterator[Side]:
             forms.append(("reference-compiled", "full", {"full": "materialised"}))
     elif benchmark == "matched":
         forms = [mha, flash, *((f"mha-{peer}", "mha", {"mha": peer}) for peer in at.peers or ())]
+        forms += ((v, v, matrix.at(scale, v)["backends"]) for v in at.variants or ())
     elif benchmark == "linear_steady":
         forms = [linear]
     elif benchmark == "linear_long":

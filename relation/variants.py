@@ -160,6 +160,12 @@ class ModelConfig:
         return self.heads if self.kv_heads is None else self.kv_heads
 
 
+def backends_of(config: ModelConfig, backends: Mapping[str, str]) -> str:
+    """Names of the backends that run a model's operators; automatic where none is named."""
+    used = [name for letter, name in MIXERS.items() if letter in config.layout]
+    return ", ".join(dict.fromkeys(backends.get(name, "automatic") for name in used))
+
+
 def parameters(config: ModelConfig) -> int:
     """How many numbers the model trains, the tied matrix counted once; no model is built."""
     d, shared = config.d_model, config.shared_heads * config.head_dim

@@ -21,6 +21,7 @@ from relation.errors import InputError, RunError
 from relation.jobs import Bench, Side
 from relation.nn import Execution
 from relation.train.step import UpdateStep, build_optimizer
+from relation.variants import backends_of
 
 # The first update of a process compiles, the second captures CUDA graphs.
 _LEAST_WARM_UPDATES = 2
@@ -132,7 +133,7 @@ def measure(bench: Bench, out: Path, data: Path | None = None) -> None:
         return {
             **asdict(side),
             "benchmark": bench.benchmark,
-            "backend": side.backends[side.variant],
+            "backend": backends_of(side.model, side.backends),
             **median_columns("tokens_per_second", rates),
             "samples": rates,
             "measured_updates": len(rates) * bench.measured_updates,

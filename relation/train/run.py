@@ -32,7 +32,7 @@ from relation.train import checkpoint
 from relation.train.checkpoint import RunState
 from relation.train.distributed import World, summed_gradients
 from relation.train.step import Readback, UpdateStep, build_optimizer, nll_of, wsd
-from relation.variants import LINEAR, MIXERS, parameters
+from relation.variants import LINEAR, backends_of, parameters
 
 if TYPE_CHECKING:
     from relation.jobs import Run
@@ -272,7 +272,6 @@ def _write(
     consumed = np.cumsum([update.tokens for update in done], dtype=np.int64).tolist()
     trained = sum(update.tokens for update in done)
     rates = [update.tokens / s for update, s in zip(done, state.seconds, strict=True)]
-    used = [name for letter, name in MIXERS.items() if letter in config.layout]
     own = ("context", "micro", "accumulation", "learning_rate", "budget_tokens", "precision")
     row = {
         **{name: getattr(run, name) for name in own},
@@ -293,7 +292,7 @@ def _write(
         "tokens_per_second": trained / seconds if done else None,
         "median_tokens_per_second": median(rates) if done else None,
         "processes": state.processes[0] if len(state.processes) == 1 else None,
-        "backend": ", ".join(dict.fromkeys(run.backends.get(n, "automatic") for n in used)),
+        "backend": backends_of(config, run.backends),
         "specification": json.dumps(run.specification(), sort_keys=True),
         "former_hash": None,
     }
