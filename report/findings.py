@@ -15,6 +15,7 @@ from report.figures.style import signed
 from report.render import number_text
 
 PUBLISHED = Path("results/published")
+KINDS = ("runs", "probes", "losses")
 # Cells of the tables that the pages quote: table, row and column.
 QUOTED = re.compile(
     r"app-nll .*(mean|further) .*|efficient-relation .* (matched|peers.other)_?.?ratio"
@@ -107,6 +108,35 @@ def training(runs: pd.DataFrame, losses: pd.DataFrame, probes: pd.DataFrame) -> 
     print(f"parameters, Hybrid / MHA at 30M: {more:.3f}")
 
 
+def whole_budget(books: dict[str, pd.DataFrame]) -> None:
+    """The 100M pair: Relation − MHA while it trains, what epochs do, and four GPUs beside one."""
+    runs, probes, losses = (books[kind].query("scale == '100M'") for kind in KINDS)
+    seen = probes[probes["metric"] == "validation_nll"]
+    wide = seen.pivot_table("value", "tokens", ["variant", "seed"])
+    apart = (wide["full"] - wide["mha"]).mean(axis=1)
+    share = apart.index / apart.index[-1]
+    told = (f"{part:.0%} {value:+.4f}" for part, value in zip(share, apart, strict=True))
+    print("100M, validation NLL, Relation − MHA by share of the tokens:", ", ".join(told))
+    alone = books["steps"].query("benchmark == 'matched' and variation == 'nearest'")
+    alone = alone.query("scale == '100M'").set_index(["variant", "backend"])["tokens_per_second"]
+    for run in runs.to_dict("records"):
+        own = losses[(losses["variant"] == run["variant"]) & (losses["seed"] == run["seed"])]
+        last = own["loss"].tail(len(own) // 100).mean()
+        rate, one = run["median_tokens_per_second"], alone[run["variant"], run["backend"]]
+        print(
+            f"100M/{run['variant']}/{run['seed']}: validation less training loss of the last 1% "
+            f"{run['final_nll'] - last:+.4f}; {rate:,.0f} tokens/s on {run['processes']:.0f} GPUs, "
+            f"{rate / one / run['processes']:.3f} of as many times one"
+        )
+
+
+def search(runs: pd.DataFrame) -> None:
+    """The search for rates: arms at the rate of 1.41e-3, on the seeds that all of them have."""
+    own = runs[runs["variation"] == "rate-1.41"].pivot_table("final_nll", "seed", "variant")
+    for variant, mean in own.dropna().mean().items():
+        print(f"fair, 10M at 1.41e-3, seeds {list(own.dropna().index)}: {variant} {mean:.4f}")
+
+
 def recall(rows: pd.DataFrame) -> None:
     """The share of queries answered at the chosen rate, seed by seed."""
     rows = rows[rows["chosen"].fillna(False).astype(bool)]
@@ -177,6 +207,8 @@ def main() -> None:
         variants(runs)
     settings_apart(books["runs"], books["flow"])
     training(books["runs"], books["losses"], books["probes"])
+    whole_budget(books)
+    search(records.load(PUBLISHED / "fair")["runs"])
     lengths(books["lengths"])
     recall(books["recall"])
     readings(study.reading_values(tried))
