@@ -2,6 +2,7 @@
 systems benchmarks, associative recall, checks.
 """
 
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, replace
@@ -11,7 +12,7 @@ from typing import Any
 from relation.config import PROJECT, Batches, CampaignSection, Options
 from relation.errors import InputError
 from relation.jobs import Bench, Check, Data, Recall, Run, Side
-from relation.variants import ARMS, FULL, LINEAR, MHA, PAIRED, VARIANTS, ModelConfig
+from relation.variants import ARMS, FULL, LINEAR, MHA, MIXERS, PAIRED, VARIANTS, ModelConfig
 
 # Values that depend on the width d, by the names that the configuration gives them.
 _OF_WIDTH = {
@@ -24,6 +25,8 @@ _MODEL = [each.name for each in fields(ModelConfig) if each.name in Options.mode
 _DEFAULTS = {
     each.name for kind in (Run, ModelConfig) for each in fields(kind) if each.default is not MISSING
 }
+# What a CPU cannot run; of these Triton's interpreter runs those named flash.
+_GPU_ALONE = (("mha", "cudnn"), ("full", "flex"), ("full", "flash"), ("linear", "flash"))
 _ROUNDS = ("rounds", "warmup_updates", "measured_updates")
 _BENCHMARKS = ("fixed", "matched", "linear_steady", "linear_long", "complexity", "decode")
 _DECODED = ("mha", "full", "linear", "hybrid")
@@ -132,9 +135,7 @@ class Matrix:
                 f"{where}: warmup_tokens {o['warmup_tokens']} reach beyond the plateau of a budget "
                 f"of {o['budget_tokens']} tokens; lower them"
             )
-        cudnn = MHA in VARIANTS[variant].pattern and o["backends"].get("mha") == "cudnn"
-        if cudnn and o.get("document_mask") == "documents":
-            raise InputError(f"{where}: cudnn cannot keep documents apart; name flash for mha")
+        _check_backends(where, variant, o)
         taken = {each.name: o[each.name] for each in fields(Run) if each.name in o}
         taken |= {
             "betas": tuple(o["betas"]),
@@ -223,6 +224,20 @@ def _texts(corpus: str) -> tuple[Path | None, list[dict] | None]:
         f"corpus {corpus} does not exist; give a text file, a folder or, of the hub, "
         "OWNER/NAME@REVISION with the commit that is read"
     )
+
+
+def _check_backends(where: str, variant: str, o: Mapping) -> None:
+    """Refuse backends that cannot keep documents apart, or that need a GPU on a CPU."""
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    for letter in dict.fromkeys(VARIANTS[variant].pattern):
+        used = (MIXERS[letter], o["backends"].get(MIXERS[letter]))
+        if o.get("document_mask") == "documents" and used == ("mha", "cudnn"):
+            raise InputError(
+                f"{where}: backend cudnn of mha cannot keep documents apart; name flash"
+            )
+        on_gpu = used in _GPU_ALONE and not (interpreted and used[1] == "flash")
+        if o["device"] == "cpu" and on_gpu:
+            raise InputError(f"{where}: backend {used[1]} of {used[0]} needs a GPU; name another")
 
 
 def sides(matrix: Matrix, benchmark: str, scale: str) -> Iterator[Side]:

@@ -289,11 +289,12 @@ def cost(cells: pd.DataFrame) -> str:
         return f"{', '.join(values)}{{}} at {', '.join(scales)}"
 
     parts = []
-    names = {"matched.ratio": "FlashAttention’s", "peers.other_ratio": "cuDNN’s"}
+    other = {cell["text"] for cell in of("efficient-relation", "peers.name").values()}
+    names = {"matched.ratio": {"FlashAttention"}, "peers.other_ratio": other}
     for column, name in names.items():
-        if found := of("efficient-relation", column):
+        if len(name) == 1 and (found := of("efficient-relation", column)):
             ratios = (f"{cell['value']:.2f}" for cell in found.values())
-            parts.append(told(ratios, found).format(f" times {name} tokens/s"))
+            parts.append(told(ratios, found).format(f" times the tokens/s of {min(name)}"))
     parts = [f"Training steps with FlashRelation: {'; '.join(parts)}."] if parts else []
     full, mha = (of("app-configs", f"params.{variant}") for variant in ("full", "mha"))
     more = {at: f"{full[at]['value'] - mha[at]['value']:.0f}" for at in full if at in mha}

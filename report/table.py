@@ -217,7 +217,8 @@ def table_cells(table: Table, records: Records) -> pd.DataFrame:
             told = f"report/paper/{table.label}.csv: the table has no {', '.join(key)}; correct it"
             raise InputError(told)
     known = table.columns
-    scales = dict(zip(records.planned["scale"], records.planned["own_scale"], strict=True))
+    named = (records.models, records.planned)
+    scales = {a: b for frame in named for a, b in frame[["scale", "own_scale"]].to_numpy()}
     for each in found:
         own = known.get(each["column"]) if each["row"] != "setting" else None
         beside = theirs.get(tuple(each[name] for name in KEY), {})

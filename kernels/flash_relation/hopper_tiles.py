@@ -107,8 +107,9 @@ def allocate_ring(count: gl.constexpr):
 def leave(barrier):
     """Each thread of the consumer arrives, with no wait for the others.
 
-    The fence makes the arrival a release of what the thread has read of the place. The instruction
-    itself waits for the thread's own cp.async copies, of which it has none.
+    The fence ends the thread's reads of the place before it arrives. PTX calls the arrival, which
+    waits for the thread's own cp.async copies, of which it has none, asynchronous, and gives it no
+    release of its own; in sm_90's code it follows the fence (MEMBAR, then ARRIVES).
     """
     gl.inline_asm_elementwise(
         "fence.acq_rel.cta; mov.b32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from safetensors import safe_open
 from torch import Tensor, nn
 from torch.compiler import is_compiling
+from torch.utils.weak import WeakTensorKeyDictionary
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
@@ -84,14 +85,15 @@ def _saved(folder: Path) -> dict[str, float]:
     return found
 
 
-def relation_mask(**options: Any) -> Tensor | Documents | None:
+def relation_mask(**options: Any) -> Tensor | None:
     """What the layers of a forward share, as transformers asks for it: which tokens see each other.
 
-    None: all tokens before. `Documents` for rows from their first token, in memory linear in T;
-    padding becomes documents of a token each. After a cache or in a static one, in a window shorter
-    than the row and for text that padding interrupts transformers' mask, bool, (B, 1, n, T), in
-    which padding sees nothing. Waits once for the GPU, and not in torch.compile, which refuses
-    interrupted text as it runs.
+    None: all tokens before. For rows from their first token int32, (2, 1, B, T): where the document
+    of each token starts and ends, in memory linear in T; padding becomes documents of a token each.
+    A tensor, because `generate` takes nothing else. After a cache, in a window shorter than the row
+    and for text that padding interrupts transformers' mask, bool, (B, 1, n, T), in which padding
+    sees nothing. Waits once for the GPU, and not in torch.compile, which refuses interrupted text
+    as it runs.
     """
     sees, text, window = (options.get(n) for n in ("mask_function", "attention_mask", "local_size"))
     offset, n, device = (options[name] for name in ("q_offset", "q_length", "device"))
@@ -102,14 +104,13 @@ def relation_mask(**options: Any) -> Tensor | Documents | None:
     is_causal = options.get("allow_is_causal_skip", True)
     if is_causal and text is None:
         return None
-    if options["kv_length"] != n:  # a static cache, whose mask `generate` makes as a tensor
-        return sdpa_mask(**options)
     row = torch.arange(options["batch_size"], device=device)[:, None]
     place = torch.arange(n, device=device)
     # A token that does not see its neighbour starts a document.
     first = ~sees(row, 0, place, (place - 1).clamp(min=0)).expand(len(row), n)
     wrong = first.new_zeros(()) if is_causal else sees(row, 0, place[:-1], place[1:]).any()
     if text is not None:
+        text = text[:, :n]  # a static cache goes on past the prompt
         before = F.pad(text[:, :-1], (1, 0))
         first = first | ~text | ~before
         wrong = wrong | ((text & ~before).sum(1) > 1).any()
@@ -119,10 +120,30 @@ def relation_mask(**options: Any) -> Tensor | Documents | None:
         is_wrong, has_documents = torch.stack((wrong, first[:, 1:].any())).tolist()
         if is_wrong or not has_documents:
             return sdpa_mask(**options) if is_wrong else None
-    return Documents.bounded(first, first.numel())
+    documents = Documents.bounded(first, first.numel())
+    return torch.stack((documents.starts, documents.ends))[:, None]
 
 
 _OPERATOR = Automatic("full")
+_KNOWN = WeakTensorKeyDictionary()  # the documents of masks that are in use
+
+
+def _documents(bounds: Tensor) -> Documents:
+    """The documents that a mask of `relation_mask` describes, made once for all layers."""
+    if is_compiling():
+        return _documents_of(bounds)
+    if bounds not in _KNOWN:
+        _KNOWN[bounds] = _documents_of(bounds)
+    return _KNOWN[bounds]
+
+
+def _documents_of(bounds: Tensor) -> Documents:
+    # Copies: a view would keep the mask alive, and kernels want them aligned.
+    starts, ends = (x.clone() for x in bounds[:, 0])
+    B, T = starts.shape
+    row = torch.arange(0, B * T, T, dtype=torch.int32, device=bounds.device)[:, None]
+    # Where each token's document ends in the B T tokens: empty ones stand between the documents.
+    return Documents(starts, ends, F.pad((row + ends).flatten(), (1, 0)), T)
 
 
 def relation_attention(
@@ -130,7 +151,7 @@ def relation_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | Documents | None,
+    attention_mask: Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
     **options,
@@ -159,11 +180,8 @@ def relation_attention(
     if scaling is not None and scaling != width**-0.5:
         query = query * (scaling * width**0.5)
     n, documents = query.shape[2], None
-    if isinstance(attention_mask, Documents):
-        documents, attention_mask = attention_mask, None
-        if documents.starts.device != query.device:  # layers on several GPUs
-            held = (documents.starts, documents.ends, documents.offsets)
-            documents = Documents(*(x.to(query.device) for x in held), documents.longest)
+    if attention_mask is not None and attention_mask.dtype == torch.int32:
+        documents, attention_mask = _documents(attention_mask), None
     elif attention_mask is not None and attention_mask.dtype != torch.bool:
         raise InputError(
             f"attention_mask is {attention_mask.dtype}, {tuple(attention_mask.shape)}; give the "

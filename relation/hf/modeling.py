@@ -50,7 +50,6 @@ class RelationConfig(PretrainedConfig):
         "hidden_size": "d_model",
         "intermediate_size": "d_ff",
         "num_attention_heads": "heads",
-        "num_key_value_heads": "kv_heads",
         "initializer_range": "init_std",
     }
 
@@ -92,6 +91,15 @@ class RelationConfig(PretrainedConfig):
                 f"num_hidden_layers is {layers} and layout {self.layout!r}; give a layout with a "
                 f'letter a layer, such as "F" * {layers}'
             )
+
+    @property
+    def num_key_value_heads(self) -> int:
+        """Heads of the second coordinate and of information."""
+        return self.heads if self.kv_heads is None else self.kv_heads
+
+    @num_key_value_heads.setter
+    def num_key_value_heads(self, heads: int) -> None:
+        self.kv_heads = heads
 
 
 # The arguments by name, as help and editors show them.
@@ -186,6 +194,8 @@ class RelationModel(RelationPreTrainedModel):
         hidden states, and unknown options.
         """
         self._check(options)
+        if cache is not None and past_key_values is not None:
+            raise InputError("cache and past_key_values name one thing; give one of them")
         cache = past_key_values if cache is None else cache
         if cache is None and use_cache:
             cache = RelationCache(self.config)

@@ -152,6 +152,11 @@ def check_step(name: str, block: Tensor, visible: Tensor | None, **history: Tens
     n = block.shape[2]
     check_groups(**{name: block}, **{key: h[:, :, total - n :] for key, h in history.items()})
     if visible is not None:
+        if visible.dtype != torch.bool or visible.shape[-2:] != (n, total):
+            raise InputError(
+                f"visible is {visible.dtype}, {tuple(visible.shape)}; give bool, ({n}, {total}) or "
+                f"(B, 1, {n}, {total})"
+            )
         return visible
     return torch.ones(n, total, dtype=torch.bool, device=block.device).tril(total - n)
 

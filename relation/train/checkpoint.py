@@ -16,8 +16,13 @@ from relation.errors import InputError
 from relation.nn import Decoder, Execution
 from relation.variants import ModelConfig
 
-# Fields of older files, which had one value in every run.
-_FORMER = ("givens_first_pairing", "retention_input", "retention_a_range", "retention_dt_range")
+# Fields of older files, with the one value that they can still have.
+_FORMER = {
+    "givens_first_pairing": "A",
+    "retention_input": "normalised",
+    "retention_a_range": [1.0, 16.0],
+    "retention_dt_range": [0.001, 0.1],
+}
 _DAMAGE = (SafetensorError, AttributeError, KeyError, RuntimeError, TypeError, ValueError)
 
 
@@ -49,8 +54,9 @@ def load_model(path: Path, device: torch.device, execution: Execution | None = N
     try:
         with safe_open(path, framework="pt") as file:
             values = json.loads(file.metadata()["model"])
-        for name in ("details", *_FORMER):
-            values.pop(name, None)
+        values.pop("details", None)
+        if odd := [name for name, one in _FORMER.items() if values.pop(name, one) != one]:
+            raise ValueError(f"its {odd[0]} is none that this version knows")
         model = Decoder(ModelConfig(**values), execution, seed=None)
         model.load_state_dict(load_file(path))
     except FileNotFoundError:

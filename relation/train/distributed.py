@@ -35,6 +35,8 @@ class World:
         self.leads, self._micro_batches = True, micro_batches
         if not dist.is_torchelastic_launched() or int(os.environ["WORLD_SIZE"]) == 1:
             return
+        if os.environ["LOCAL_WORLD_SIZE"] != os.environ["WORLD_SIZE"]:
+            raise InputError(f"{name}: one run trains on one machine; give torchrun --nnodes 1")
         self._store, self.rank, self.size = next(rendezvous("env://"))
         self.leads = self.rank == 0
 

@@ -86,6 +86,9 @@ def _train(
     # Resume: a killed run goes on from its last state, made by this code, data and execution.
     executed = (run.device, run.compile, run.backends, run.deterministic)
     key = checkpoint.resume_key(run.hash, hashes, *executed)
+    if world.leads:  # what a process that was killed in the middle of a state left
+        for unfinished in state_file.parent.glob(f".{state_file.name}.*.tmp"):
+            unfinished.unlink()
     state = checkpoint.load_state(state_file, key, model, optimizer, world.leads)
     state = state or RunState(init_hash)
     if state.update and world.leads:

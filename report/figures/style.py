@@ -3,6 +3,7 @@
 import io
 import math
 import re
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,8 +106,13 @@ def grid(rows: int, columns: int, height: float, **options) -> tuple[Figure, np.
 
 
 def scales_of(rows: pd.DataFrame) -> list[str]:
-    """The scales of a frame, smallest first: 10M, 30M, 100M28pc, 100M."""
-    return sorted(rows["scale"].unique(), key=lambda name: (int(name.partition("M")[0]), name))
+    """The scales of a frame, smallest first: 10M, 30M, 100M28pc, 100M; others by name, last."""
+
+    def place(name: str) -> tuple[int, str]:
+        millions = re.match(r"\d+(?=M)", name)
+        return (int(millions[0]) if millions else sys.maxsize, name)
+
+    return sorted(rows["scale"].unique(), key=place)
 
 
 def panels(

@@ -120,7 +120,7 @@ def efficient(steps: pd.DataFrame, precision: Sequence[str]) -> Cells:
     for scale, of_scale in rows.groupby("scale", sort=False):
         fixed, matched = (select(of_scale, benchmark=name) for name in ("fixed", "matched"))
         flash, full = select(fixed, side="full"), select(matched, side="full")
-        other = matched[matched["side"].str.startswith("mha-")].head(1)
+        other = matched[(matched["variant"] == "mha") & (matched["side"] != "mha")].head(1)
         compiled = select(fixed, side="reference-compiled")
         yield from ratio(scale, "fixed.speedup", flash, select(fixed, side="reference"))
         yield from ratio(scale, "matched.ratio", full, select(matched, side="mha"))

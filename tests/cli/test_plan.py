@@ -196,6 +196,7 @@ def test_a_wrong_choice_is_refused_in_a_line(choices: dict, said: str) -> None:
             "base: smoke\nbackends: {mha: cudn}",
             "backends.mha: 'cudn' should be 'reference'",
         ),
+        ("base: smoke\nbackends: {mha: cudnn}", "backend cudnn of mha needs a GPU"),
         ("base: smoke\nd_model: 1.5", "d_model: 1.5 should be a valid integer"),
         ("base: smok", "unknown campaign 'smok' (base of mine); did you mean 'smoke'?"),
         ("base: mine", "base 'mine' leads back to itself"),

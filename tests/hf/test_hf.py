@@ -46,7 +46,8 @@ def left_padded(rows: list[Tensor]) -> dict[str, Tensor]:
 def generated(model, rows: list[Tensor], **options) -> list[list[int]]:
     """Greedy continuations of 9 tokens, all rows in one batch."""
     given = {name: x.to(model.device) for name, x in left_padded(rows).items()}
-    ids = model.generate(**given, max_new_tokens=9, do_sample=False, pad_token_id=0, **options)
+    options = {"max_new_tokens": 9} | options
+    ids = model.generate(**given, do_sample=False, pad_token_id=0, **options)
     return ids[:, given["input_ids"].shape[1] :].tolist()
 
 

@@ -93,6 +93,9 @@ def test_padding_and_caches_change_no_text(kv_heads):
     assert generated(model, rows, use_cache=False) == alone
     static = {"cache_implementation": "static", "disable_compile": True}
     assert generated(model, rows, **static) == alone
+    # One token: the static cache is as long as the prompt.
+    one = generated(model, rows, max_new_tokens=1, **static)
+    assert one == generated(model, rows, max_new_tokens=1)
     given = left_padded(rows)
     places = (given["attention_mask"].cumsum(1) - 1).clamp(min=0)
     with torch.no_grad():
