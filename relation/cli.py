@@ -76,7 +76,9 @@ def _checkpoint(campaign: Campaign, run: Run) -> Path:
             f"run {run.name} has no {path}; make it with `snakemake --cores all --config "
             f"campaign={campaign.name} published=false -- {path}`"
         )
-    if not records.is_made(record, "runs", run.hash):
+    from relation.train.checkpoint import trained_as
+
+    if {trained_as(path)} | set(records.read(record, "runs")["hash"]) != {run.hash}:
         raise InputError(f"{path} was not trained as {run.hash}, which is now planned")
     return path
 

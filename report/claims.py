@@ -2,7 +2,7 @@
 
 A claim is a function from a ``Case`` (a setting's cells and frames) to rows of evidence. Its
 docstring says what the paper asserts and, after a blank line, its rule where that is not the usual
-one. ``judge`` turns the rows into verdicts (SPEC section 4, docs/preregistration.md).
+one. ``judge`` turns the rows into verdicts (docs/preregistration.md).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How a measured value is held against the paper's: terms, evidence, and the verdict they give.
 
-The rules are those of SPEC section 4, fixed before any run.
+The rules are those of docs/preregistration.md, fixed before any run.
 """
 
 from __future__ import annotations

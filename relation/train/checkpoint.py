@@ -3,7 +3,8 @@
 import hashlib
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -49,16 +50,17 @@ def save_model(model: Decoder, path: Path, details: dict) -> None:
     write(path, tensors, {"model": metadata})
 
 
-def load_model(path: Path, device: torch.device, execution: Execution | None = None) -> Decoder:
-    """The trained model of a checkpoint. Raises InputError for none or a damaged one."""
+def trained_as(path: Path) -> str | None:
+    """The hash of the run that wrote a checkpoint. Raises InputError for none or a damaged one."""
+    with _readable(path), safe_open(path, framework="pt") as file:
+        return json.loads(file.metadata()["model"])["details"].get("hash")
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """What reading a checkpoint raises becomes an InputError."""
     try:
-        with safe_open(path, framework="pt") as file:
-            values = json.loads(file.metadata()["model"])
-        values.pop("details", None)
-        if odd := [name for name, one in _FORMER.items() if values.pop(name, one) != one]:
-            raise ValueError(f"its {odd[0]} is none that this version knows")
-        model = Decoder(ModelConfig(**values), execution, seed=None)
-        model.load_state_dict(load_file(path))
+        yield
     except FileNotFoundError:
         raise InputError(f"{path} is missing; run snakemake to train it") from None
     except (OSError, *_DAMAGE) as error:
@@ -67,6 +69,18 @@ def load_model(path: Path, device: torch.device, execution: Execution | None = N
             f"{path} is no complete checkpoint ({reason}); if snakemake made it, "
             "delete it and run snakemake again"
         ) from None
+
+
+def load_model(path: Path, device: torch.device, execution: Execution | None = None) -> Decoder:
+    """The trained model of a checkpoint. Raises InputError for none or a damaged one."""
+    with _readable(path):
+        with safe_open(path, framework="pt") as file:
+            values = json.loads(file.metadata()["model"])
+        values.pop("details", None)
+        if odd := [name for name, one in _FORMER.items() if values.pop(name, one) != one]:
+            raise ValueError(f"its {odd[0]} is none that this version knows")
+        model = Decoder(ModelConfig(**values), execution, seed=None)
+        model.load_state_dict(load_file(path))
     (execution or Execution()).calls(model.config, device)  # refuses what it cannot run
     return model.to(device)
 

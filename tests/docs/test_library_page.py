@@ -13,7 +13,8 @@ def test_its_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
     config = transformers.LlamaConfig(vocab_size=256, **sizes, **heads)
-    given = {"folder": tmp_path / "own", "llama_folder": tmp_path / "llama"}
+    names = {"folder": "own", "llama_folder": "llama", "saved": "saved"}
+    given = {name: tmp_path / each for name, each in names.items()}
     transformers.LlamaForCausalLM(config).save_pretrained(given["llama_folder"])
     page = (ROOT / "docs/library.md").read_text(encoding="utf-8")
     script = tmp_path / "examples.py"

@@ -45,7 +45,7 @@ PINNED = {
 }
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", PINNED)
 def test_initial_weights_are_pinned_to_the_bit(variant):
     torch_like = {"linear_init": "torch", "embedding_std": 1.0}
     for changes, pin in zip(

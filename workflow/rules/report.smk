@@ -34,10 +34,13 @@ rule report:
         f"python -m relation report --config {CONFIG} > {{log}} 2>&1"
 
 
+SHIPPED = HERE / "results" / "published"
+
+
 # The report of what is shipped: `make published`.
 rule published:
     input:
-        sorted((HERE / "results" / "published").glob("*/*.parquet")),
+        sorted(p for p in SHIPPED.glob("*/*.parquet") if p.parent.name != "report"),
         sorted((HERE / "config").glob("*.yaml")),
         source=REPORT,
     output:
