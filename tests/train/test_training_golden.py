@@ -1,13 +1,13 @@
 """Loss curves that a refactor must give again, from the token file to the losses of a run.
 
-They are regenerated, where what is computed is meant to change, by
-
     PYTHONPATH=.:tests python tests/train/test_training_golden.py
 
-which rewrites tests/golden/losses.csv on one CPU thread in FP32.
+adds those of new variants to tests/golden/losses.csv, on one CPU thread in FP32; with --all, where
+what is computed is meant to change, it writes all anew.
 """
 
 import csv
+import sys
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -48,8 +48,8 @@ def golden() -> dict[str, list[dict]]:
     return curves
 
 
-def regenerate() -> None:
-    """Write the curves of this code, computed by the operators' definitions."""
+def regenerate(kept: dict[str, list[dict]]) -> None:
+    """Write the curves of this code, computed by the operators' definitions, beside those kept."""
     torch.set_num_threads(1)
     with GOLDEN.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, ("variant", "update", *READINGS), lineterminator="\n")
@@ -57,7 +57,8 @@ def regenerate() -> None:
         for variant in VARIANTS:
             with tempfile.TemporaryDirectory() as folder:
                 data = write_corpus(Path(folder) / "data")
-                for row in curve(variant, REFERENCE, data, Path(folder)):
+                own = kept.get(variant) or curve(variant, REFERENCE, data, Path(folder))
+                for row in own:
                     readings = {name: f"{row[name]:.9g}" for name in READINGS}
                     writer.writerow({"variant": variant, "update": row["update"], **readings})
 
@@ -92,4 +93,4 @@ def test_every_variant_has_a_golden_curve_of_its_own() -> None:
 
 
 if __name__ == "__main__":
-    regenerate()
+    regenerate({} if "--all" in sys.argv else golden())
