@@ -242,6 +242,10 @@ def _todo(campaign: Campaign) -> dict[str, str]:
     return {path: hash for path, hash in planned.items() if not is_made(path, hash)}
 
 
+def _told(hours: float) -> str:
+    return f"{hours:,.2f} h" if hours >= 0.1 else f"{60 * hours:.1f} min"
+
+
 def _plan(campaign: Campaign, options: Options) -> None:
     todo = _todo(campaign)
     runs = [run for run in campaign.runs if f"runs/{run.name}/run.parquet" in todo]
@@ -263,11 +267,12 @@ def _plan(campaign: Campaign, options: Options) -> None:
     for run in runs:
         speed = campaign.expected_tokens_per_second[run.scale]
         hours[f"{run.scale}/{run.variation}"] += run.budget_tokens / speed / 3600
-    print(*(f"  {name}: {value:,.2f} h of training" for name, value in hours.items()), sep="\n")
+    print(*(f"  {name}: {_told(value)} of training" for name, value in hours.items()), sep="\n")
     unit = "GPU" if campaign.device == "cuda" else "core"
     disk = sum(4 * parameters(run.model) for run in runs) / 2**30  # FP32
-    print(f"Training takes some {sum(hours.values()):,.2f} h of one {unit} at expected speeds.")
-    print(f"Checkpoints take {disk:,.1f} GiB of disk.")
+    print(f"Training takes some {_told(sum(hours.values()))} of one {unit} at expected speeds.")
+    size = f"{disk:,.1f} GiB" if disk >= 1 else f"{disk * 1024:,.0f} MiB"
+    print(f"Checkpoints take {size} of disk.")
     for run in runs if options.runs else ():
         print(run.name, run.hash)
 

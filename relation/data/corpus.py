@@ -259,8 +259,9 @@ def _check_size(data: Data, split: str, sizes: Iterable[int]) -> None:
         if found >= least:
             return
     raise InputError(
-        f"{data.name}: the {split} split holds {found:,} tokens, fewer than the {least:,} that its "
-        "longest window or the diagnostics read; give more text"
+        f"{data.title} ({data.name}): the {split} split holds {found:,} tokens, fewer than the "
+        f"{least:,} that its longest window or the diagnostics read; give more text"
+        + (", or a file named validation*" if split == "validation" else "")
     )
 
 

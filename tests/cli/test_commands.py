@@ -59,7 +59,7 @@ def test_plan_prices_what_is_to_be_made(capsys) -> None:
     text = said(capsys, "plan", "--runs", *choices)
     assert "2 train, 2 diagnose" in text and "1 prepare" in text
     assert plan.load({"campaign": "smoke"}).run(RUN).hash in text
-    assert "h of one core" in text and "GiB" in text
+    assert "min of one core" in text and "MiB of disk" in text
 
 
 def test_status_tells_how_far_each_run_is(capsys, elsewhere: Path) -> None:
