@@ -40,7 +40,7 @@ _SIZES = {
 }
 _TO_THE_BIT = "no output reads a later token"
 _FORGOTTEN = (0.01, 10.0)  # the most that a token forgets: head 0 keeps nearly all, head 1 little
-_FEWEST_FOR_LARGEST = 16  # the largest error of fewer numbers is left to their RMS
+_FEWEST_FOR_LARGEST = 16  # of a parameter's gradient with fewer, the RMS alone is checked
 _STANDARD_ERRORS = 4  # of a scale; chance alone passes four once in 16,000
 # Half of the 2% that must be found; the noise of the faulty gradient may take the other half.
 _LARGEST_SCALE_ERROR = 0.01
@@ -75,7 +75,7 @@ def deviations(
     for (name, elements), each in drawn.items():
         squares, largest, products = torch.stack(each).cpu().unbind(-1)  # (draws, 3) each
         sizes = {"RMS": (squares.mean(0) / elements).sqrt()}
-        if elements >= _FEWEST_FOR_LARGEST:
+        if elements >= _FEWEST_FOR_LARGEST or not scales:
             sizes["largest"] = largest.amax(0)
         for measure, values in sizes.items():
             error, yardstick, truth = values.tolist()

@@ -15,7 +15,6 @@ from report.figures.style import signed
 from report.render import number_text
 
 PUBLISHED = Path("results/published")
-KINDS = ("runs", "probes", "losses")
 # Cells of the tables that the pages quote: table, row and column.
 QUOTED = re.compile(
     r"app-nll .*(mean|further) .*|efficient-relation .* (matched|peers.other)_?.?ratio"
@@ -110,7 +109,8 @@ def training(runs: pd.DataFrame, losses: pd.DataFrame, probes: pd.DataFrame) -> 
 
 def whole_budget(books: dict[str, pd.DataFrame]) -> None:
     """The 100M pair: Relation − MHA while it trains, what epochs do, and four GPUs beside one."""
-    runs, probes, losses = (books[kind].query("scale == '100M'") for kind in KINDS)
+    kinds = ("runs", "probes", "losses")
+    runs, probes, losses = (books[kind].query("scale == '100M'") for kind in kinds)
     seen = probes[probes["metric"] == "validation_nll"]
     wide = seen.pivot_table("value", "tokens", ["variant", "seed"])
     apart = (wide["full"] - wide["mha"]).mean(axis=1)

@@ -186,6 +186,9 @@ def tuned_alike(runs: pd.DataFrame) -> str:
         ]
         return f"Each variant at its own learning rate, on a larger corpus: {'; '.join(told)}."
     search = runs[runs["variation"].str.startswith("rate") & (runs["scale"] == "10M")]
+    # On the seeds that all have: further ones are those of some variants alone.
+    has = search.groupby("seed")["variant"].transform("nunique")
+    search = search[has == search["variant"].nunique()]
     ends = search[~search["diverged"]].groupby(["variant", "learning_rate"])["nll"]
     means = ends.agg(["mean", "size"]).reset_index().sort_values("mean")
     best = means.drop_duplicates("variant").set_index("variant")

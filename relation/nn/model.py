@@ -481,6 +481,8 @@ class Decoder(nn.Module):
         state: what was read before them, which takes them in; as `decode`.
         """
         x = self.embed(tokens)  # (B, T, d)
+        if documents is not None and state is not None:
+            raise InputError("a decode state holds one document a row; give it or documents")
         if state is None:
             rope, caches = self.text_tables(tokens, documents), [None] * len(self.blocks)
         else:
