@@ -1,0 +1,198 @@
+"""One token against its history: pieces of the history side by side, then their sums in order.
+
+A program of `piece_kernel` reads PIECE tokens of one head, all at once. `token_kernel` adds the
+pieces of a head, BLOCK_S lanes side by side, each in order, and the lanes at the end; then the
+token itself, and writes the token into the history: nothing reads that place before. Scores are
+kept times log2(e), and sums relative to the largest score so far.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from relation.errors import InputError
+from relation.kernels.checks import check_device
+from relation.kernels.common import offset_of_head, padded_width
+from relation.kernels.decoding import LONGEST, dimensions, expect, expect_places
+from relation.kernels.decoding.chain import options
+from relation.kernels.decoding.rows import load_angles, load_rotated, load_row
+
+# Fixed, so that a row is summed alike in every batch and at every capacity.
+PIECE = 128
+# A head's sums are few: more lanes or warps wait longer for each other than they save.
+_BLOCK_S, _TOKEN_WARPS, _STAGES = 16, 2, 4
+LOG2E = tl.constexpr(1.4426950408889634)
+# Below every score, and finite: the difference of two infinities is no number.
+LEAST = tl.constexpr(-1.0e30)
+
+
+@triton.jit
+def _score2(u, RELATION: tl.constexpr):
+    if RELATION:
+        return u * tl.sigmoid(u) * LOG2E
+    else:
+        return u * LOG2E
+
+
+# A state that grows runs the code that it had.
+@triton.jit(do_not_specialize=["capacity", "pieces"])
+def piece_kernel(
+    projected, cos, sin, first, second, lengths, tops, sums,
+    H, capacity, pieces, scale,
+    RELATION: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
+    PIECE: tl.constexpr, CHAINED: tl.constexpr,
+):  # fmt: skip
+    head = tl.program_id(0)
+    piece = tl.program_id(1)
+    length = tl.load(lengths + head // H)
+    d = tl.arange(0, BLOCK_D)
+    t = piece * PIECE + tl.arange(0, PIECE)
+    shared = tl.cast(head // GROUP, tl.int64)
+    at = shared * capacity * D + tl.cast(t, tl.int64)[:, None] * D + d[None, :]
+    inside = (t < length)[:, None] & (d < D)[None, :]
+    p2 = tl.load(first + at, mask=inside, other=0.0)
+    info = tl.load(second + at, mask=inside, other=0.0)
+    angles = load_angles(cos, sin, length, D, BLOCK_D)
+    if CHAINED:
+        gdc_wait()
+        gdc_launch_dependents()
+    if piece * PIECE >= length:
+        return
+
+    p1 = load_rotated(
+        projected + offset_of_head(head, H, (H + 2 * (H // GROUP)) * D, D), angles, D, BLOCK_D
+    )
+    score = _score2(tl.sum(p1[None, :] * p2.to(tl.float32), 1) * scale, RELATION)
+    score = tl.where(t < length, score, LEAST)
+    top = tl.max(score, 0)
+    weight = tl.where(t < length, tl.exp2(score - top), 0.0)
+    here = tl.cast(head, tl.int64) * pieces + piece
+    tl.store(tops + 2 * here, top)
+    tl.store(tops + 2 * here + 1, tl.sum(weight, 0))
+    tl.store(sums + here * D + d, tl.sum(weight[:, None] * info.to(tl.float32), 0), mask=d < D)
+
+
+@triton.jit(do_not_specialize=["capacity", "pieces"])
+def token_kernel(
+    projected, cos, sin, first, second, lengths, lam, tops, sums, y,
+    H, capacity, pieces, scale, tau,
+    RELATION: tl.constexpr, GROUP: tl.constexpr, CARRIES_SELF: tl.constexpr,
+    D: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_S: tl.constexpr, STAGES: tl.constexpr, PIECE: tl.constexpr, CHAINED: tl.constexpr,
+):  # fmt: skip
+    head = tl.program_id(0)
+    length = tl.load(lengths + head // H)
+    d = tl.arange(0, BLOCK_D)
+    lane = tl.arange(0, BLOCK_S)
+    angles = load_angles(cos, sin, length, D, BLOCK_D)
+    if CHAINED:
+        gdc_wait()
+        gdc_launch_dependents()
+    # Of a row of the batch: H heads of p1, then the shared ones of p2, then those of information.
+    K, shared = H // GROUP, head // GROUP
+    p1 = load_rotated(projected + offset_of_head(head, H, (H + 2 * K) * D, D), angles, D, BLOCK_D)
+    row = projected + H * D + offset_of_head(shared, K, (H + 2 * K) * D, D)
+    p2 = load_rotated(row, angles, D, BLOCK_D)
+    info = load_row(row + K * D, D, BLOCK_D)
+
+    here = tl.cast(head, tl.int64) * pieces
+    filled = tl.cdiv(length, PIECE)
+    largest = tl.full([BLOCK_S], LEAST, tl.float32)
+    total = tl.zeros([BLOCK_S], tl.float32)
+    carried = tl.zeros([BLOCK_S, BLOCK_D], tl.float32)
+    for s_start in tl.range(0, filled, BLOCK_S, num_stages=STAGES):
+        s = s_start + lane
+        top = tl.load(tops + 2 * (here + s), mask=s < filled, other=LEAST)
+        part = tl.load(tops + 2 * (here + s) + 1, mask=s < filled, other=0.0)
+        inside = (s < filled)[:, None] & (d < D)[None, :]
+        sums_s = tl.load(sums + (here + s)[:, None] * D + d[None, :], mask=inside, other=0.0)
+        new = tl.maximum(largest, top)
+        kept, weight = tl.exp2(largest - new), tl.exp2(top - new)
+        total = total * kept + part * weight
+        carried = carried * kept[:, None] + sums_s * weight[:, None]
+        largest = new
+
+    u = tl.sum(p1 * p2, 0) * scale
+    if RELATION:
+        # R_ij = E_ij - lam log i: the history's scores are shifted, Self's is not.
+        shift = tl.load(lam) * tl.log2((length + 1).to(tl.float32))
+        own = tl.sigmoid(u / tau) * LOG2E
+    else:
+        shift = 0.0
+        own = u * LOG2E
+    top = tl.maximum(tl.max(largest, 0) - shift, own)
+    kept = tl.exp2(largest - shift - top)
+    self_weight = tl.exp2(own - top)
+    normaliser = tl.sum(total * kept, 0) + self_weight
+    answer = tl.sum(carried * kept[:, None], 0)
+    if CARRIES_SELF:
+        answer += self_weight * info
+    out = y + tl.cast(head, tl.int64) * D + d
+    tl.store(out, (answer / normaliser).to(y.dtype.element_ty), mask=d < D)
+
+    at = (tl.cast(shared, tl.int64) * capacity + length) * D + d
+    fits = (d < D) & (length < capacity) & (head % GROUP == 0)
+    tl.store(first + at, p2.to(first.dtype.element_ty), mask=fits)
+    tl.store(second + at, info.to(second.dtype.element_ty), mask=fits)
+
+
+def history_token(
+    projected: Tensor,
+    tables: tuple[Tensor, Tensor],
+    history: tuple[Tensor, Tensor],
+    lengths: Tensor,
+    lam: Tensor | None = None,
+    tau: float = 2.0,
+    transport_self: bool = True,
+    *,
+    chained: bool = False,
+) -> Tensor:
+    """Full Relation of one token a row, or without lam attention; the history takes it in.
+
+    projected: (B, H + 2 K, D), contiguous, BF16, FP16 or FP32, before RoPE: H heads of p1, then K
+    of p2 and K of mixed information, or queries, keys and values; head h reads the shared head
+    h // (H / K). (B, 3, H, D) is the same where K is H. history: p2 and information of the tokens
+    before, or keys and values, (B, K, capacity, D) of projected's dtype, contiguous: row b has
+    lengths[b], and its next place is written. tables: RoPE's cosines and sines, (places, D) FP32.
+    lam: one FP32 number; tau: the Self temperature; transport_self: as `flash_relation`. Returns
+    (B, H D) of projected's dtype.
+    """
+    _, K, capacity, _ = dimensions("history", history[0], 4)
+    if projected.ndim == 4:
+        expect("projected", projected, (len(projected), 3, K, projected.shape[3]), projected.dtype)
+        projected = projected.flatten(1, 2)
+    B, rows, D = dimensions("projected", projected, 3)
+    H = rows - 2 * K
+    if H < K or H % K:
+        raise InputError(
+            f"projected has {rows} heads and the history {K}; give n {K} + 2 {K} of projected"
+        )
+    expect("projected", projected, (B, rows, D), projected.dtype)
+    for state in history:
+        expect("history", state, (B, K, capacity, D), projected.dtype)
+    if capacity > LONGEST:
+        raise InputError(f"the history holds {capacity:,} tokens; the kernel reads {LONGEST:,}")
+    expect_places(tables, lengths, B, D)
+    check_device(projected, *tables, *history, lengths, *([] if lam is None else [lam]))
+    pieces = triton.cdiv(capacity, PIECE)
+    tops = projected.new_empty(B * H, pieces, 2, dtype=torch.float32)
+    sums = projected.new_empty(B * H, pieces, D, dtype=torch.float32)
+    y = projected.new_empty(B, H * D)
+    common = {"RELATION": lam is not None, "GROUP": H // K, "D": D, "BLOCK_D": padded_width(D)}
+    common |= {"PIECE": PIECE}
+    # A piece stands in the registers of 4 warps where its rows have 128 bytes or fewer.
+    warps = 4 if D * projected.itemsize <= 128 else 8
+    with torch.cuda.device_of(projected):
+        piece_kernel[(B * H, pieces)](
+            projected, *tables, *history, lengths, tops, sums, H, capacity, pieces, D**-0.5,
+            num_warps=warps, **common, **options(chained),
+        )  # fmt: skip
+        token_kernel[(B * H,)](
+            projected, *tables, *history, lengths, tables[0] if lam is None else lam, tops, sums, y,
+            H, capacity, pieces, D**-0.5, float(tau),
+            CARRIES_SELF=transport_self, BLOCK_S=_BLOCK_S, STAGES=_STAGES,
+            num_warps=_TOKEN_WARPS, **common, **options(chained),
+        )  # fmt: skip
+    return y
