@@ -1,5 +1,7 @@
 """Shared by the kernels: how PyTorch sees them, which head a program works on, which GPU it is."""
 
+import functools
+
 import torch
 import triton
 import triton.language as tl
@@ -35,6 +37,7 @@ def interpreted() -> bool:
     return not isinstance(offset_of_head, triton.JITFunction)
 
 
+@functools.cache
 def architecture(device: torch.device) -> str:
     """The key of `SHARED_MEMORY` whose programs run on a CUDA device: its own, or the next smaller.
 

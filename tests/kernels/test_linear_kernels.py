@@ -126,17 +126,18 @@ class TestInterpreted:
         g[:, 2, 20:34] = -50
         assert_exact(sharing((p1, p2, info, g, *others), shared))
 
-    def test_half_precision(self):
-        """exp(-60) of half a chunk is left."""
-        assert_exact(draw(3, (1, 1, 33, 20), torch.float16, kind=-7.5))
-
     @pytest.mark.parametrize(
-        ("dtype", "kind", "length"),
-        [(torch.float16, -30, 2), (torch.float32, -12, 1), (torch.float32, -12, 3)],
+        ("shape", "dtype", "kind"),
+        [
+            ((1, 1, 33, 20), torch.float16, -7.5),  # exp(-60) of half a chunk is left
+            # A few tokens keep as much as a weak chunk does, yet all of dg is small.
+            ((1, 1, 2, 16), torch.float16, -30),
+            ((1, 1, 1, 16), torch.float32, -12),
+            ((1, 1, 3, 16), torch.float32, -12),
+        ],
     )
-    def test_few_tokens_of_strong_retention(self, dtype, kind, length):
-        """They keep as much as a weak chunk does, yet all of dg is small."""
-        assert_exact(draw(3, (1, 1, length, 16), dtype, kind=kind))
+    def test_retention_between_weak_and_strong(self, shape, dtype, kind):
+        assert_exact(draw(3, shape, dtype, kind=kind))
 
     def test_differentiable_once(self):
         p1, p2, info, g, _, dy, _ = draw(12, (1, 2, 17, 16), state=False)
@@ -225,11 +226,7 @@ class TestOnDevice:
             for kind in (-2.5, -8, -12, -20, -30):
                 inputs = draw(length, (64, 3, length, width), dtype, "cuda", kind)
                 assert_exact(inputs, truth=chunked_linear_relation)
-
-    @pytest.mark.parametrize("dtype", SLACK)
-    @pytest.mark.parametrize("width", [16, 48, 64, 80, 128])
-    def test_one_token_without_a_state(self, dtype, width):
-        """There is nothing to retain: dg is zero."""
+        # One token without a state has nothing to retain: dg is zero.
         inputs = draw(1, (64, 3, 1, width), dtype, "cuda", state=False)
         assert_exact(inputs, truth=chunked_linear_relation)
 

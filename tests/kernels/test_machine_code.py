@@ -28,7 +28,7 @@ from fake_gpu import fake_gpu
 from relation.kernels.common import SHARED_MEMORY
 from relation.kernels.flash_relation.launch import launch_backward, launch_forward
 from relation.kernels.flash_relation.launches import Launches, load_launches
-from relation.kernels.linear_relation import backward, forward, launches
+from relation.kernels.linear_relation import launch, launches
 
 PRODUCT = "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {%r1}, %rd1, %rd2, 1, 1, 1, 0, 0;"
 FENCE = "fence.proxy.async.shared::cta;"
@@ -201,12 +201,12 @@ LINEAR = [
 def test_linear_relations_launches(architecture, dtype, width, length, monkeypatch):
     entries = launches.LAUNCHES["sm_90" if architecture == "sm_90" else "sm_120", dtype.itemsize]
     entry = next(entry for entry in entries if entry.widest >= width)
-    monkeypatch.setattr(launches, "select_launches", lambda *given: entry)
+    monkeypatch.setattr(launch, "select_launches", lambda *given: entry)
     p1, p2, info = torch.zeros(3, 1, length, 8, width, dtype=dtype).transpose(2, 3)
     g = torch.zeros(1, length, 8, width).transpose(1, 2)
     with fake_gpu(architecture) as compiled:
-        y, _, kept = forward.launch_forward(p1, p2, info, g, None, 2.0)
-        backward.launch_backward(y, None, p1, p2, info, g, kept, 2.0)
+        y, _, *kept = launch.launch_forward(p1, p2, info, g, None, 2.0)
+        launch.launch_backward(y, None, p1, p2, info, g, kept, 2.0)
     assert {"prepare_kernel", "output_kernel", "coordinates_kernel"} < compiled.keys()
     for name, kernels in compiled.items():
         for kernel in kernels:
