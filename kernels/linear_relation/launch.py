@@ -13,8 +13,11 @@ from relation.kernels.linear_relation.general import (
     output_kernel,
 )
 from relation.kernels.linear_relation.launches import Launch, Launches, select_launches
-from relation.kernels.linear_relation.prepare import prepare_kernel
-from relation.kernels.linear_relation.states import chunk_states_kernel, segment_scan_kernel
+from relation.kernels.linear_relation.states import (
+    chunk_states_kernel,
+    prepare_kernel,
+    segment_scan_kernel,
+)
 from relation.kernels.linear_relation.tiles import Between, Constants, Prepared, States, strided
 from relation.kernels.linear_relation.weak import (
     weak_coordinates_kernel,
@@ -60,6 +63,10 @@ class Call(NamedTuple):
             length *= 2
         return cls(launches, (B, H, T, D), H // p2.shape[1], chunks, length, cdiv(chunks, length))
 
+    @property
+    def heads(self) -> int:
+        return self.shape[0] * self.shape[1]
+
     def empty(self, like: Tensor, *shapes: tuple[int, ...], dtype=torch.float32) -> list[Tensor]:
         """Memory of each shape for each head."""
         B, H, _, _ = self.shape
@@ -84,14 +91,10 @@ class Call(NamedTuple):
 
         More than a GPU holds where the kernels could not count turns times chunks in 32 bits.
         """
-        programs, all_chunks = launch.programs, self.shape[0] * self.shape[1] * self.chunks
+        programs, all_chunks = launch.programs, self.heads * self.chunks
         while (share := next_power_of_2(cdiv(all_chunks, programs))) * self.chunks >= 2**31:
             programs *= 2
         return min(all_chunks, programs), share
-
-    def programs(self, launch: Launch) -> tuple[int]:
-        """The grid of a pass over any chunks."""
-        return (self.share_out(launch)[0],)
 
     def options(self, launch: Launch, *tensors: Tensor) -> dict[str, object]:
         """The constants of a pass's kernel, with Triton's options; tensors: its (B, H, T, D)."""
@@ -117,6 +120,24 @@ class Call(NamedTuple):
         capped = {} if launch.registers is None else {"maxnreg": launch.registers}
         warps = {"num_warps": launch.num_warps, "num_stages": launch.num_stages}
         return {"K": constants} | warps | capped
+
+    def run(
+        self, kernel, launch: Launch | None, tensors: tuple[Tensor, ...], *given,
+        blocked: bool = False, **constants,
+    ) -> None:  # fmt: skip
+        """Start a pass, if it has a launch, on (B, H, T, D) of any strides and what else it takes.
+
+        A program takes a chunk of a head, or a share of all chunks; blocked: a block of its
+        relation channels.
+        """
+        if launch is None:
+            return
+        options = self.options(launch, *tensors)
+        first, *rest = (
+            (self.share_out(launch)[0],) if launch.programs else (self.heads, self.chunks)
+        )
+        blocks = [cdiv(self.shape[3], options["K"].BLOCK_D)] if blocked else []
+        kernel[(first, *blocks, *rest)](*map(strided, tensors), *given, **constants, **options)
 
 
 def carry_states(
@@ -154,22 +175,19 @@ def launch_forward(
     After these two comes what the backward pass takes.
     """
     call = Call.of(p1, p2)
-    (B, H, T, D), launches, kept = call.shape, call.launches, call.empty_kept(p1)
+    (_, H, T, D), launches, kept = call.shape, call.launches, call.empty_kept(p1)
     prepared, met, y = Prepared(*kept[:4]), States(*kept[4:]), empty_tokens(info, H)
-    heads, chunks, segments = B * H, call.chunks, (call.segment_chunks, call.segments)
+    chunks, segments = call.chunks, (call.segment_chunks, call.segments)
     with torch.cuda.device_of(p1):
-        prepare_kernel[(heads, chunks)](
-            *map(strided, (p1, p2, log_retention)), prepared, H, T, 1 / (tau * D**0.5), chunks,
-            SEES_WEAK=launches.weak_output is not None,
-            **call.options(launches.prepare, p1, p2, log_retention),
+        call.run(
+            prepare_kernel, launches.prepare, (p1, p2, log_retention), prepared, H, T,
+            1 / (tau * D**0.5), chunks, SEES_WEAK=launches.weak_output is not None,
         )  # fmt: skip
         final = carry_states(call, p1, p2, info, prepared, state, met, backward=False)
-        given = *map(strided, (p1, p2, info, y)), prepared, met, H, T, chunks
-        if launches.weak_output is not None:
-            options = call.options(launches.weak_output, p1, p2, info)
-            weak_output_kernel[(heads, chunks)](*given, *segments, **options)
-        options = call.options(launches.output, p1, p2, info)
-        output_kernel[call.programs(launches.output)](*given, heads * chunks, *segments, **options)
+        tensors, given = (p1, p2, info, y), (prepared, met, H, T, chunks)
+        call.run(weak_output_kernel, launches.weak_output, tensors, *given, *segments)
+        all_chunks = call.heads * chunks
+        call.run(output_kernel, launches.output, tensors, *given, all_chunks, *segments)
     return y, final, *kept
 
 
@@ -183,45 +201,30 @@ def launch_backward(
     (B, H, D, D), FP32.
     """
     call = Call.of(p1, p2)
-    (B, H, T, D), launches = call.shape, call.launches
+    (_, H, T, D), launches = call.shape, call.launches
     prepared, met, dmet = Prepared(*kept[:4]), States(*kept[4:]), call.empty_states(p1)
     square = call.chunks, launches.chunk, launches.chunk
     between = Between(*call.empty(p1, (T,), (T,), square, (T, D), (T, D), (call.chunks, D)))
     # Heads that share p2 and info have gradients of their own until the end: of one chunk some may
     # be weak and others not, and no kernel has both.
     dp1, dp2, dinfo, dg = (empty_tokens(x, H) for x in (p1, p2, info, log_retention))
-    scale, heads, chunks = 1 / (tau * D**0.5), B * H, call.chunks
+    scale, chunks, all_chunks = 1 / (tau * D**0.5), call.chunks, call.heads * call.chunks
     segments = call.segment_chunks, call.segments
-    tensors = (*map(strided, (p1, p2, info, dy)),)
-    gradients = dp1, dp2, dg, dp1.stride()
-    of_information = *tensors, strided(dinfo), prepared, met, dmet, between, H, T, chunks
-    of_coordinates = *tensors[:2], *gradients, prepared, between, H, T, scale, chunks
-
-    def options(launch: Launch) -> dict[str, object]:
-        return call.options(launch, p1, p2, info, dy)
-
+    tensors = p1, p2, info, dy
+    of_information = (*tensors, dinfo), prepared, met, dmet, between, H, T, chunks
+    of_coordinates = (p1, p2), dp1, dp2, dg, dp1.stride(), prepared, between, H, T, scale, chunks
     with torch.cuda.device_of(p1):
         dinitial = carry_states(call, p1, p2, dy, prepared, dfinal, dmet, backward=True)
-        if launches.weak_gradients is not None:
-            weak_gradients_kernel[(heads, chunks)](
-                *tensors, dp1, dp2, dinfo, dg, dp1.stride(), prepared, met, dmet, H, T, scale,
-                chunks, *segments, **options(launches.weak_gradients),
-            )  # fmt: skip
-        if launches.weak_information is not None:
-            weak_information_kernel[(heads, chunks)](
-                *of_information, *segments, **options(launches.weak_information)
-            )
-            own = options(launches.weak_coordinates)
-            blocks = cdiv(D, own["K"].BLOCK_D)
-            weak_coordinates_kernel[(heads, blocks, chunks)](*of_coordinates, **own)
-        information_kernel[call.programs(launches.information)](
-            *of_information, heads * chunks, *segments, **options(launches.information)
-        )
-        own = options(launches.coordinates)
-        blocks = cdiv(D, own["K"].BLOCK_D)
-        coordinates_kernel[(*call.programs(launches.coordinates), blocks)](
-            *of_coordinates, heads * chunks, **own
-        )
+        call.run(
+            weak_gradients_kernel, launches.weak_gradients, tensors, dp1, dp2, dinfo, dg,
+            dp1.stride(), prepared, met, dmet, H, T, scale, chunks, *segments,
+        )  # fmt: skip
+        call.run(weak_information_kernel, launches.weak_information, *of_information, *segments)
+        call.run(weak_coordinates_kernel, launches.weak_coordinates, *of_coordinates, blocked=True)
+        every = *of_information, all_chunks, *segments
+        call.run(information_kernel, launches.information, *every)
+        every = *of_coordinates, all_chunks
+        call.run(coordinates_kernel, launches.coordinates, *every, blocked=True)
     if call.group > 1:
         dp2, dinfo = (_sum_over_groups(x, p2.shape[1]) for x in (dp2, dinfo))
     return dp1, dp2, dinfo, dg, dinitial

@@ -130,8 +130,8 @@ INTERPRETED = [
 
 
 def select_launches(device: torch.device, element_size: int, head_dim: int) -> Launches:
-    """The entry for a device and head width. Every GPU but sm_90 takes sm_120's."""
+    """The entry for a device, bytes an element and head width."""
     if device.type == "cpu":
         return INTERPRETED[0]
-    name = HOPPER if architecture(device) == HOPPER else SMALL
-    return next(entry for entry in LAUNCHES[name, element_size] if entry.widest >= head_dim)
+    entries = LAUNCHES[architecture(device), element_size]
+    return next(entry for entry in entries if entry.widest >= head_dim)

@@ -204,6 +204,10 @@ class TestInterpreted:
         assert p1.grad is None and state.grad is None
 
 
+def assert_exact_on_device(seed: int, shape: Shape, dtype, kind="model", state=True) -> None:
+    assert_exact(draw(seed, shape, dtype, "cuda", kind, state), truth=chunked_linear_relation)
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 class TestOnDevice:
@@ -215,42 +219,34 @@ class TestOnDevice:
     def test_every_length(self, dtype, width, kind):
         for length in (1, 2, 63, 64, 65, 127, 1000, 4096):
             # The largest of a few rounding errors is a matter of luck: never only a few tokens.
-            shape = (max(2, 128 // length), 3, length, width)
-            inputs = draw(length, shape, dtype, "cuda", kind)
-            assert_exact(inputs, truth=chunked_linear_relation)
+            assert_exact_on_device(length, (max(2, 128 // length), 3, length, width), dtype, kind)
 
     @pytest.mark.parametrize("dtype", SLACK)
     @pytest.mark.parametrize("width", [16, 48, 64, 80, 128])
     def test_few_tokens_of_strong_retention(self, dtype, width):
-        for length in (1, 2, 3, 5, 65):
-            for kind in (-2.5, -8, -12, -20, -30):
-                inputs = draw(length, (64, 3, length, width), dtype, "cuda", kind)
-                assert_exact(inputs, truth=chunked_linear_relation)
+        for length, kind in itertools.product((1, 2, 3, 5, 65), (-2.5, -8, -12, -20, -30)):
+            assert_exact_on_device(length, (64, 3, length, width), dtype, kind)
         # One token without a state has nothing to retain: dg is zero.
-        inputs = draw(1, (64, 3, 1, width), dtype, "cuda", state=False)
-        assert_exact(inputs, truth=chunked_linear_relation)
+        assert_exact_on_device(1, (64, 3, 1, width), dtype, state=False)
 
     @pytest.mark.parametrize("width", [48, 64, 80, 128])
     def test_the_last_tokens_of_few_heads(self, width):
         """Under strong retention dp1 is largest there, through Self, by the gradient of C_T."""
         for seed in range(16):
-            inputs = draw(seed, (2, 3, 63, width), torch.bfloat16, "cuda", -1.875)
-            assert_exact(inputs, truth=chunked_linear_relation)
+            assert_exact_on_device(seed, (2, 3, 63, width), torch.bfloat16, -1.875)
 
     @pytest.mark.parametrize("dtype", SLACK)
     @pytest.mark.parametrize(("width", "heads"), [(48, 8), (64, 8), (64, 7), (80, 7)])
     def test_segments_of_chunks(self, dtype, width, heads):
         """And programs that take several chunks, of heads whose number they need not divide."""
         for kind in ("model", "scattered", "channels"):
-            inputs = draw(1, (33, heads, 1000, width), dtype, "cuda", kind)
-            assert_exact(inputs, truth=chunked_linear_relation)
+            assert_exact_on_device(1, (33, heads, 1000, width), dtype, kind)
 
     @pytest.mark.parametrize("dtype", SLACK)
     @pytest.mark.parametrize("width", [48, 80, 96])
     def test_chunks_of_weak_and_of_strong_retention(self, dtype, width):
         for length in (1000, 1024):  # of a whole last chunk, no row is masked
-            weak = draw(6, (2, 3, length, width), dtype, "cuda")
-            assert_exact(weak, truth=chunked_linear_relation)
+            assert_exact_on_device(6, (2, 3, length, width), dtype)
             p1, p2, info, g, *others = draw(7, (2, 3, length, width), dtype, "cuda")
             g[:, 0, 200:260] = g[:, 1, 640:] = -30
             assert_exact((p1, p2, info, g, *others), truth=chunked_linear_relation)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from interpreter import INTERPRETED
 from machine_code import (
+    SHARED_MEMORY,
     faults_of,
     has_products,
     overwritten_factors,
@@ -25,7 +26,6 @@ if INTERPRETED:
 
 from fake_gpu import fake_gpu
 
-from relation.kernels.common import SHARED_MEMORY
 from relation.kernels.flash_relation.launch import launch_backward, launch_forward
 from relation.kernels.flash_relation.launches import Launches, load_launches
 from relation.kernels.linear_relation import launch, launches
