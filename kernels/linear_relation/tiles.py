@@ -108,8 +108,9 @@ def of_head(x, head, H, t_start, T, K: tl.constexpr):
 @triton.jit
 def of_inputs(p1, p2, info, head, H, t_start, T, K: tl.constexpr):
     """The views of p1 and of the p2 and information that its head shares."""
+    p1 = of_head(p1, head, H, t_start, T, K)
     shared, fewer = head // K.GROUP, H // K.GROUP
-    p1, p2 = of_head(p1, head, H, t_start, T, K), of_head(p2, shared, fewer, t_start, T, K)
+    p2 = of_head(p2, shared, fewer, t_start, T, K)
     return p1, p2, of_head(info, shared, fewer, t_start, T, K)
 
 
