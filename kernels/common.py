@@ -1,19 +1,12 @@
 """Shared by the kernels: how PyTorch sees them, which head a program works on, which GPU it is."""
 
+import functools
+
 import torch
 import triton
 import triton.language as tl
 
 HOPPER, SMALL = "sm_90", "sm_120"
-
-# Bytes of shared memory a block may use, by architecture.
-SHARED_MEMORY = {
-    "sm_80": 166_912,
-    "sm_89": 101_376,
-    "sm_90": 232_448,
-    "sm_100": 232_448,
-    "sm_120": 101_376,
-}
 
 
 def padded_width(head_dim: int) -> int:
@@ -35,15 +28,10 @@ def interpreted() -> bool:
     return not isinstance(offset_of_head, triton.JITFunction)
 
 
+@functools.cache
 def architecture(device: torch.device) -> str:
-    """The key of `SHARED_MEMORY` whose programs run on a CUDA device: its own, or the next smaller.
-
-    Compute capability 8.6 has sm_89's shared memory, 8.7 has sm_80's, 10.3 sm_100's.
-    """
-    major, minor = torch.cuda.get_device_capability(device)
-    if major == 8:
-        return "sm_89" if minor in (6, 9) else "sm_80"
-    return {9: "sm_90", 10: "sm_100"}.get(major, "sm_120")
+    """Whose launches a CUDA device takes: Hopper's, or sm_120's, which fit every other GPU."""
+    return HOPPER if torch.cuda.get_device_capability(device)[0] == 9 else SMALL
 
 
 @triton.jit

@@ -25,6 +25,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
+# Bytes of shared memory that a program may use, by architecture.
+SHARED_MEMORY = {
+    "sm_80": 166_912,
+    "sm_89": 101_376,
+    "sm_90": 232_448,
+    "sm_100": 232_448,
+    "sm_120": 101_376,
+}
+
 
 class Resources(NamedTuple):
     """Of one program: registers and bytes of stack (spills) of a thread, bytes of shared memory."""

@@ -1,7 +1,7 @@
 """One token of a batch: a step of MHA, Full and Linear Relation and the products around them.
 
-    history_token   MHA and Full Relation               history.py
-    linear_token    Linear Relation                     linear.py
+    history_token   MHA and Full Relation               mixers.py
+    linear_token    Linear Relation                     mixers.py
     project, embed  products of a few rows, embedding   dense.py
     draw            the next token of each row          drawing.py
 
@@ -21,18 +21,14 @@ import torch
 from torch import Tensor
 
 from relation.errors import InputError
+from relation.kernels.checks import check_device
 from relation.kernels.flash_relation import DTYPES, NARROWEST, WIDEST, why_unavailable
 
 ADD, GATE = "add", "gate"
-# CUDA refuses more than 65,535 pieces of a history, of 128 tokens each (`PIECE` in history.py).
+# CUDA refuses more than 65,535 pieces of a history, of 128 tokens each (`PIECE` in mixers.py).
 LONGEST = 65_535 * 128
-_HOMES = {
-    "history_token": "history",
-    "linear_token": "linear",
-    "project": "dense",
-    "embed": "dense",
-    "draw": "drawing",
-}
+_HOMES = {"history_token": "mixers", "linear_token": "mixers", "draw": "drawing"}
+_HOMES |= {"project": "dense", "embed": "dense"}
 
 
 def __getattr__(name: str):
@@ -52,23 +48,19 @@ def why_not(device: torch.device, dtype: torch.dtype, head_dim: int) -> str | No
 
 
 def dimensions(name: str, x: Tensor, rank: int) -> tuple[int, ...]:
+    """The shape; raise InputError unless it has so many dimensions and none is empty."""
     if x.ndim != rank or 0 in x.shape:
         raise InputError(f"{name} has shape {tuple(x.shape)}; give {rank} dimensions, none empty")
     return tuple(x.shape)
 
 
-def expect(name: str, x: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    """Raise InputError unless x is contiguous, of that shape and dtype."""
-    if (tuple(x.shape), x.dtype) != (shape, dtype) or not x.is_contiguous():
-        how = "" if x.is_contiguous() else " not contiguous"
-        raise InputError(
-            f"{name} is {x.dtype} of shape {tuple(x.shape)}{how}; give {dtype} of {shape}, "
-            "contiguous"
-        )
-
-
-def expect_places(tables: tuple[Tensor, Tensor], lengths: Tensor, batch: int, width: int) -> None:
-    places = tables[0].shape[0]
-    for table in tables:
-        expect("a RoPE table", table, (places, width), torch.float32)
-    expect("lengths", lengths, (batch,), torch.int32)
+def expect(*given: tuple[str, Tensor, tuple[int, ...], torch.dtype]) -> None:
+    """Raise InputError unless each is contiguous, of its shape and dtype; all on one device."""
+    for name, x, shape, dtype in given:
+        if (tuple(x.shape), x.dtype) != (shape, dtype) or not x.is_contiguous():
+            how = "" if x.is_contiguous() else " not contiguous"
+            raise InputError(
+                f"{name} is {x.dtype} of shape {tuple(x.shape)}{how}; give {dtype} of {shape}, "
+                "contiguous"
+            )
+    check_device(*(x for _, x, _, _ in given))

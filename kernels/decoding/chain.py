@@ -6,6 +6,9 @@ before. It waits in every program, so that a kernel that has ended vouches for a
 writes nothing until then. A chain starts behind a launch that is not chained.
 """
 
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.runtime import driver
 
 from relation.kernels.common import interpreted
@@ -23,3 +26,11 @@ def options(chained: bool) -> dict[str, bool]:
     if chained and can_chain():
         return {"CHAINED": True, "launch_pdl": True}
     return {"CHAINED": False}
+
+
+@triton.jit
+def wait_for_chain(CHAINED: tl.constexpr):
+    """Wait for the kernel before, and let the next one begin; nothing is written before this."""
+    if CHAINED:
+        gdc_wait()
+        gdc_launch_dependents()

@@ -10,11 +10,10 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.language.extra.cuda import gdc_launch_dependents
 
-from relation.kernels.checks import check_device
 from relation.kernels.decoding import ADD, GATE, dimensions, expect
-from relation.kernels.decoding.chain import can_chain, options
+from relation.kernels.decoding.chain import can_chain, options, wait_for_chain
 
 _BLOCK_B = 16
 # By the bytes of a number: the most columns that a warp takes at once, and how many it takes in a
@@ -54,9 +53,7 @@ def project_kernel(
     part = _load_weight(rows, n < N, k, K)
     if GATE:
         gate_part = _load_weight(rows + N * K, n < N, k, K)
-    if CHAINED:
-        gdc_wait()
-        gdc_launch_dependents()
+    wait_for_chain(CHAINED)
 
     tile = _load_x(x, b, k, B, K)
     at = out + tl.cast(b, tl.int64)[:, None] * N + n[None, :]
@@ -110,15 +107,16 @@ def project(
     Sums are FP32.
     """
     N, K = dimensions("weight", weight, 2)
-    B = x.shape[0]
-    expect("x", x, (B, K), weight.dtype if eps is None else torch.float32)
-    expect("weight", weight, (N, K), weight.dtype)
+    B, kind = x.shape[0], weight.dtype
     if then == GATE:
         N //= 2
     if out is None:
-        out = x.new_empty(B, N, dtype=weight.dtype)
-    expect("out", out, (B, N), torch.float32 if then == ADD else out.dtype)
-    check_device(x, weight, out)
+        out = x.new_empty(B, N, dtype=kind)
+    expect(
+        ("x", x, (B, K), kind if eps is None else torch.float32),
+        ("weight", weight, tuple(weight.shape), kind),
+        ("out", out, (B, N), torch.float32 if then == ADD else out.dtype),
+    )
     # Narrow blocks spread a small weight over the chip; a wide one fills it anyway.
     block_n = 32 if N >= 4096 and then != GATE else 16
     size = weight.element_size()
@@ -154,10 +152,9 @@ def embed(ids: Tensor, embedding: Tensor, multiplier: float = 1.0) -> Tensor:
     A negative id, of logits that were not finite, takes the first row. Never chained: chains start
     here.
     """
-    expect("ids", ids, (ids.numel(),), torch.int64)
-    expect("embedding", embedding, dimensions("embedding", embedding, 2), torch.float32)
-    check_device(ids, embedding)
-    B, d_model = len(ids), embedding.shape[1]
+    B, (V, d_model) = ids.numel(), dimensions("embedding", embedding, 2)
+    table = "embedding", embedding, (V, d_model), torch.float32
+    expect(("ids", ids, (B,), torch.int64), table)
     x = embedding.new_empty(B, d_model)
     block = 512
     with torch.cuda.device_of(embedding):

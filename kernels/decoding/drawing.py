@@ -8,12 +8,10 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from relation.errors import InputError
-from relation.kernels.checks import check_device
 from relation.kernels.decoding import dimensions, expect
-from relation.kernels.decoding.chain import options
+from relation.kernels.decoding.chain import options, wait_for_chain
 
 # Logits that a program takes at once: if these are all, and else.
 _WHOLE, _PART, _WARPS = 4096, 2048, 8
@@ -41,9 +39,7 @@ def draw_kernel(
         lives = tl.load(active + b)
     uniform = tl.load(uniforms + at % rounds * B + b)
     warmth = tl.load(temperature)
-    if CHAINED:
-        gdc_wait()
-        gdc_launch_dependents()
+    wait_for_chain(CHAINED)
 
     row = logits + tl.cast(b, tl.int64) * V
     lane = tl.arange(0, BLOCK)
@@ -109,19 +105,16 @@ def draw(
     """
     B, V = dimensions("logits", logits, 2)
     rounds, _ = dimensions("uniforms", uniforms, 2)
-    expect("logits", logits, (B, V), torch.float32)
-    expect("uniforms", uniforms, (rounds, B), torch.float64)
-    expect("ids", ids, (B,), torch.int64)
-    if temperature is not None:
-        expect("temperature", temperature, (1,), torch.float64)
-    if counts is not None:
-        kinds = ("drawings", torch.int64), ("lengths", torch.int32), ("active", torch.int32)
-        for (name, kind), count in zip(kinds, counts, strict=True):
-            expect(name, count, (B,), kind)
-    elif stop is not None:
+    if counts is None and stop is not None:
         raise InputError("a row that draws the stop token ends: give counts with stop")
-    given = [x for x in (temperature, *(counts or ())) if x is not None]
-    check_device(logits, uniforms, ids, *given)
+    kinds = ("drawings", torch.int64), ("lengths", torch.int32), ("active", torch.int32)
+    expect(
+        ("logits", logits, (B, V), torch.float32),
+        ("uniforms", uniforms, (rounds, B), torch.float64),
+        ("ids", ids, (B,), torch.int64),
+        *([] if temperature is None else [("temperature", temperature, (1,), torch.float64)]),
+        *((name, x, (B,), kind) for (name, kind), x in zip(kinds, counts or (), strict=False)),
+    )
     place, lengths, active = (ids, ids, ids) if counts is None else counts
     block = triton.next_power_of_2(V) if V <= _WHOLE else _PART
     with torch.cuda.device_of(logits):

@@ -16,19 +16,15 @@ from relation.kernels.flash_relation.launches import (
 OLDEST_TRITON, NEWEST_TRITON = (3, 6), (3, 8)
 
 
-def why_triton(
-    name: str, launches: Launches, dtype: torch.dtype, documents: bool = False
-) -> str | None:
+def why_triton(name: str, launches: Launches, dtype: torch.dtype) -> str | None:
     """Why a pass ("forward", "p1" or "p2_info") runs in Triton, or None where it does in Gluon.
 
-    launches: the device's entry; documents: whether there are some.
+    launches: the device's entry.
     """
     if launches.gluon(name) is None:
         return f"launches.toml has no gluon_{name} for this GPU, width and number of bits"
     if dtype != torch.bfloat16:
         return "the Gluon kernels take bfloat16 only"
-    if documents:
-        return "the Gluon kernels know no documents"
     return _why_no_gluon()
 
 
@@ -43,15 +39,13 @@ def _why_no_gluon() -> str | None:
     )
 
 
-def chosen(
-    name: str, launches: Launches, dtype: torch.dtype, documents: bool
-) -> GluonLaunch | None:
+def chosen(name: str, launches: Launches, dtype: torch.dtype) -> GluonLaunch | None:
     """How a pass is launched in Gluon, or None where it runs in Triton: `why_triton` says why."""
-    return None if why_triton(name, launches, dtype, documents) else launches.gluon(name)
+    return None if why_triton(name, launches, dtype) else launches.gluon(name)
 
 
 def describe_passes(device: torch.device, dtype: torch.dtype, head_dim: int) -> str:
-    """One line on what runs which pass without documents on a CUDA device, and why."""
+    """One line on what runs which pass on a CUDA device, and why."""
     launches = select_launches(device, dtype.itemsize, head_dim)
     reasons = {name: why_triton(name, launches, dtype) for name in GLUON_PASSES}
     return "; ".join(

@@ -24,22 +24,27 @@ from relation.kernels.flash_relation.hopper_tiles import (
     allocate_work,
     await_slot,
     begin_scores,
+    bound_of,
     end_work,
     factors,
     fetch,
     hand_over,
     join_sums,
     leave,
+    leave_slot,
     next_block,
     next_stage,
     no_product,
+    only_seen,
     partial_sums,
     place_of,
     products,
     receive,
     scale_tile,
+    scan_of,
     send,
     sigmoid,
+    slot_of,
     tanh,
     tile_at,
 )
@@ -48,14 +53,14 @@ from relation.kernels.flash_relation.hopper_tiles import (
 @gluon.jit
 def _producer(
     tiles, sizes, counter, memory,
-    GROUP: gl.constexpr, STAGES: gl.constexpr, TILE: gl.constexpr,
+    GROUP: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, TILE: gl.constexpr,
 ):  # fmt: skip
-    """Bring each block's rows of p1, then its history from the start to the diagonal.
+    """Bring each block's rows of p1, then the history that they see, up to the diagonal.
 
     TILE: bytes of a tile.
     """
     p1_tiles, p2_tiles, info_tiles = tiles
-    heads, blocks, all_blocks, H = sizes
+    heads, blocks, all_blocks, H, documents = sizes
     p1, p2, info, full, empty, ready, free, work = memory
     stage = 0
     phase = 1
@@ -66,12 +71,13 @@ def _producer(
         b, h = head // H, head % H
         # The last rows have the longest history, so they start first.
         i_start = (blocks - 1 - place) * BLOCK
-        slot = turn & 1
-        await_slot(free, turn)
+        slot = slot_of(turn, SLOTS)
+        await_slot(free, turn, SLOTS)
         hand_over(work, slot, b, h, i_start, block)
         mbarrier.expect(ready.index(slot), TILE)
         fetch(p1_tiles, b, h, i_start, p1, slot, ready.index(slot))
-        for step in range(i_start // BLOCK + 1):
+        first, whole = scan_of(documents, b, i_start, False)
+        for step in range(first, whole + 1):
             mbarrier.wait(empty.index(stage), phase)
             mbarrier.expect(full.index(stage), 2 * TILE)
             fetch(p2_tiles, b, h // GROUP, step * BLOCK, p2, stage, full.index(stage))
@@ -79,7 +85,7 @@ def _producer(
             stage, phase = next_stage(stage, phase, STAGES)
         turn += 1
         block = next_block(counter)
-    end_work(work, ready, free, turn)
+    end_work(work, ready, free, turn, SLOTS)
 
 
 @gluon.jit
@@ -95,12 +101,15 @@ def _exponents(u, SCALE: gl.constexpr, SCALED: gl.constexpr):
 @gluon.jit
 def _consumer(
     given, memory, TRANSPORT_SELF: gl.constexpr, WIDE: gl.constexpr, REST: gl.constexpr,
-    STAGES: gl.constexpr, SCALE: gl.constexpr, SCALED: gl.constexpr,
+    STAGES: gl.constexpr, SLOTS: gl.constexpr, SCALE: gl.constexpr, SCALED: gl.constexpr,
 ):  # fmt: skip
-    y_tiles, lam, gate_logit, log_norm, H, T, tau = given
+    y_tiles, lam, gate_logit, log_norm, sizes, T, tau = given
+    _, _, _, H, documents = sizes
     p1, p2, info, full, empty, ready, free, work = memory
     DTYPE: gl.constexpr = p1[0].dtype
     S: gl.constexpr = products(BLOCK)
+    # Tiles that every row sees need no mask, where registers last for a loop of their own.
+    SPLIT: gl.constexpr = documents is not None and REST == 0
     lam = gl.load(lam)
     # The stage before the first.
     stage = STAGES - 1
@@ -110,36 +119,41 @@ def _consumer(
     z = no_product(WIDE)
     if REST > 0:
         z_rest = no_product(REST)
-    b, h, i_start = receive(work, ready, turn)
+    b, h, i_start = receive(work, ready, turn, SLOTS)
     while b >= 0:
-        slot = turn & 1
+        slot = slot_of(turn, SLOTS)
         p1_i = tile_at(p1, slot)
         if SCALED:
             scale_tile(p1_i[0], 0.5 * SCALE)
-        if turn > 0:
-            # Y of the block before has left its slot.
-            tma.store_wait(0)
-            leave(free.index(slot ^ 1))
+        leave_slot(free, slot, turn, SLOTS, False)
         history = partial_sums(gl.zeros([BLOCK, BLOCK], gl.float32, S))
-        for step in range(i_start // BLOCK):
-            before = stage
-            stage, phase = next_stage(stage, phase, STAGES)
-            mbarrier.wait(full.index(stage), phase)
-            u = begin_scores(p1_i, tile_at(p2, stage), REST)
-            if REST > 0:
-                u, z, z_rest, w = warpgroup_mma_wait(0, deps=[u, z, z_rest, w])
-            else:
-                u, z, w = warpgroup_mma_wait(0, deps=[u, z, w])
-            if step > 0:
-                leave(empty.index(before))
-            weight = gl.exp2(_exponents(u, SCALE, SCALED))
-            history += partial_sums(weight)
-            w = gl.convert_layout(weight.to(DTYPE), factors(WIDE))
-            info_j = tile_at(info, stage)
-            z = warpgroup_mma(w, info_j[0], z, use_acc=step > 0, is_async=True)
-            if REST > 0:
-                w_rest = gl.convert_layout(w, factors(REST))
-                z_rest = warpgroup_mma(w_rest, info_j[1], z_rest, use_acc=step > 0, is_async=True)
+        first, whole = scan_of(documents, b, i_start, SPLIT)
+        start_i = bound_of(documents, b, i_start + gl.arange(0, BLOCK, gl.SliceLayout(1, S)))
+        for WHOLE in gl.static_range(2 if SPLIT else 1):
+            for step in range(whole if WHOLE else first, i_start // BLOCK if WHOLE else whole):
+                before = stage
+                stage, phase = next_stage(stage, phase, STAGES)
+                mbarrier.wait(full.index(stage), phase)
+                u = begin_scores(p1_i, tile_at(p2, stage), REST)
+                if REST > 0:
+                    u, z, z_rest, w = warpgroup_mma_wait(0, deps=[u, z, z_rest, w])
+                else:
+                    u, z, w = warpgroup_mma_wait(0, deps=[u, z, w])
+                if step > first:
+                    leave(empty.index(before))
+                e2 = _exponents(u, SCALE, SCALED)
+                weight = gl.exp2(
+                    only_seen(e2, None if WHOLE else documents, start_i, step * BLOCK, False)
+                )
+                history += partial_sums(weight)
+                w = gl.convert_layout(weight.to(DTYPE), factors(WIDE))
+                info_j = tile_at(info, stage)
+                z = warpgroup_mma(w, info_j[0], z, use_acc=step > first, is_async=True)
+                if REST > 0:
+                    w_rest = gl.convert_layout(w, factors(REST))
+                    z_rest = warpgroup_mma(
+                        w_rest, info_j[1], z_rest, use_acc=step > first, is_async=True
+                    )
 
         # The diagonal.
         before = stage
@@ -150,27 +164,29 @@ def _consumer(
             u, z, z_rest, w = warpgroup_mma_wait(0, deps=[u, z, z_rest, w])
         else:
             u, z, w = warpgroup_mma_wait(0, deps=[u, z, w])
-        if i_start > 0:
+        if i_start > first * BLOCK:
             leave(empty.index(before))
         j = gl.expand_dims(gl.arange(0, BLOCK, gl.SliceLayout(0, S)), 0)
         i = gl.arange(0, BLOCK, gl.SliceLayout(1, S))
         own = j == gl.expand_dims(i, 1)
         u_self = gl.sum(gl.where(own, u, 0.0), 1)
         s = sigmoid(u_self * (2.0 / tau if SCALED else SCALE / tau))
-        self2 = s * LOG2_E + lam * gl.log2((i_start + i + 1).to(gl.float32))
+        self2 = s * LOG2_E + lam * gl.log2((i_start + i - start_i + 1).to(gl.float32))
         # Without history only Self is left: any weight will do, and 1 divides away exactly.
-        self2 = gl.where(i_start + i == 0, 0.0, self2)
-        e2 = _exponents(u, SCALE, SCALED)
+        self2 = gl.where(i_start + i == start_i, 0.0, self2)
+        e2 = only_seen(_exponents(u, SCALE, SCALED), documents, start_i, i_start, False)
         weight = gl.exp2(gl.where(j < gl.expand_dims(i, 1), e2, float("-inf")))
         history += partial_sums(weight)
         if TRANSPORT_SELF:
             weight = gl.where(own, gl.exp2(gl.expand_dims(self2, 1)), weight)
         w = gl.convert_layout(weight.to(DTYPE), factors(WIDE))
         info_j = tile_at(info, stage)
-        z = warpgroup_mma(w, info_j[0], z, use_acc=i_start > 0, is_async=True)
+        z = warpgroup_mma(w, info_j[0], z, use_acc=i_start > first * BLOCK, is_async=True)
         if REST > 0:
             w_rest = gl.convert_layout(w, factors(REST))
-            z_rest = warpgroup_mma(w_rest, info_j[1], z_rest, use_acc=i_start > 0, is_async=True)
+            z_rest = warpgroup_mma(
+                w_rest, info_j[1], z_rest, use_acc=i_start > first * BLOCK, is_async=True
+            )
 
         l_i = join_sums(history)
         l_all = l_i + gl.exp2(self2)
@@ -194,34 +210,35 @@ def _consumer(
             p1_i[1].store(y_rest.to(DTYPE))
         fence_async_shared()
         send(y_tiles, b, h, i_start, p1, slot)
+        leave_slot(free, slot, turn, SLOTS, True)
         turn += 1
-        b, h, i_start = receive(work, ready, turn)
+        b, h, i_start = receive(work, ready, turn, SLOTS)
     tma.store_wait(0)
 
 
 @gluon.jit(do_not_specialize=["T", "heads", "blocks", "all_blocks"])
 def hopper_forward_kernel(
     p1_tiles, p1_rests, p2_tiles, p2_rests, info_tiles, info_rests, y_tiles, y_rests,
-    counter, lam, gate_logit, log_norm, heads, blocks, all_blocks, H, T, tau,
+    counter, lam, starts, gate_logit, log_norm, heads, blocks, all_blocks, H, T, tau,
     TRANSPORT_SELF: gl.constexpr, WIDE: gl.constexpr, REST: gl.constexpr, SCALE: gl.constexpr,
-    STAGES: gl.constexpr, SCALED: gl.constexpr, GROUP: gl.constexpr,
+    STAGES: gl.constexpr, SLOTS: gl.constexpr, SCALED: gl.constexpr, GROUP: gl.constexpr,
     PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     # torch.compile passes Python numbers in FP64, which would widen everything they touch.
     tau = gl.cast(tau, gl.float32)
     tiles = (p1_tiles, p1_rests), (p2_tiles, p2_rests), (info_tiles, info_rests)
-    p1 = allocate_tiles(2, tiles[0])
+    p1 = allocate_tiles(SLOTS, tiles[0])
     p2, info = allocate_tiles(STAGES, tiles[1]), allocate_tiles(STAGES, tiles[2])
     full, empty = allocate_ring(STAGES)
-    ready, free = allocate_ring(2)
+    ready, free = allocate_ring(SLOTS)
     memory = p1, p2, info, full, empty, ready, free, allocate_work()
-    given = (y_tiles, y_rests), lam, gate_logit, log_norm, H, T, tau
-    sizes = heads, blocks, all_blocks, H
+    sizes = heads, blocks, all_blocks, H, starts if starts is None else (starts, T)
+    given = (y_tiles, y_rests), lam, gate_logit, log_norm, sizes, T, tau
     TILE: gl.constexpr = 2 * BLOCK * (WIDE + REST)
     gl.warp_specialize(
         [
-            (_consumer, (given, memory, TRANSPORT_SELF, WIDE, REST, STAGES, SCALE, SCALED)),
-            (_producer, (tiles, sizes, counter, memory, GROUP, STAGES, TILE)),
+            (_consumer, (given, memory, TRANSPORT_SELF, WIDE, REST, STAGES, SLOTS, SCALE, SCALED)),
+            (_producer, (tiles, sizes, counter, memory, GROUP, STAGES, SLOTS, TILE)),
         ],
         [1],
         [PRODUCER_REGISTERS],

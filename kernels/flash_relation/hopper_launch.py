@@ -74,27 +74,27 @@ def _launch(
     kernel[(programs,)](
         *given, heads, blocks, all_blocks, H, *numbers,
         TRANSPORT_SELF=transport_self, WIDE=wide, REST=rest, SCALE=1 / math.sqrt(D),
-        STAGES=launch.stages, SCALED=scales_exactly(owned),
+        STAGES=launch.stages, SLOTS=launch.slots, SCALED=scales_exactly(owned),
         GROUP=max(H, scanned.shape[1]) // min(H, scanned.shape[1]),
         PRODUCER_REGISTERS=PRODUCER_REGISTERS, **launch.options(),
     )  # fmt: skip
 
 
 def launch_forward(
-    launch: GluonLaunch, p1: Tensor, p2: Tensor, info: Tensor, lam: Tensor, y: Tensor,
-    gate_logit: Tensor, log_norm: Tensor, tau: float, transport_self: bool,
+    launch: GluonLaunch, p1: Tensor, p2: Tensor, info: Tensor, lam: Tensor, starts: Tensor | None,
+    y: Tensor, gate_logit: Tensor, log_norm: Tensor, tau: float, transport_self: bool,
 ) -> None:  # fmt: skip
     """`portable.forward` in Gluon."""
     counter = p1.new_zeros(1, dtype=torch.int32)
-    given = *_describe(p1, p2, info, y), counter, lam, gate_logit, log_norm
+    given = *_describe(p1, p2, info, y), counter, lam, starts, gate_logit, log_norm
     numbers = p1.shape[2], tau
     _launch(hopper_forward_kernel, launch, given, p1, p2, numbers, transport_self)
 
 
 def launch_backward(
     p1_launch: GluonLaunch, p2_info_launch: GluonLaunch, p1: Tensor, p2: Tensor, info: Tensor,
-    y: Tensor, dy: Tensor, gate_logit: Tensor, log_norm: Tensor, dp1: Tensor, dp2: Tensor,
-    dinfo: Tensor, tau: float, transport_self: bool,
+    y: Tensor, dy: Tensor, gate_logit: Tensor, log_norm: Tensor, starts: Tensor | None,
+    ends: Tensor | None, dp1: Tensor, dp2: Tensor, dinfo: Tensor, tau: float, transport_self: bool,
 ) -> Tensor:  # fmt: skip
     """`portable.backward` in Gluon; the second kernel also adds up dlam's parts."""
     B, H, T, _ = p1.shape
@@ -105,9 +105,10 @@ def launch_backward(
     dlam = log_norm.new_empty(())
     counters = p1.new_zeros(2, dtype=torch.int32)
     norms, logits, sums = (_describe_numbers(x, T) for x in (log_norm, gate_logit, row_sums))
-    given = *_describe(p1, dy, y, p2, info, dp1), norms, logits, sums, counters, parts
-    _launch(hopper_p1_kernel, p1_launch, given, p1, p2, (tau,), transport_self)
-    given = *_describe(p2, info, p1, dy, dp2, dinfo), logits, sums, counters, parts, dlam
+    given = *_describe(p1, dy, y, p2, info, dp1), norms, logits, sums, counters, starts, parts
+    numbers = None if starts is None else T, tau
+    _launch(hopper_p1_kernel, p1_launch, given, p1, p2, numbers, transport_self)
+    given = *_describe(p2, info, p1, dy, dp2, dinfo), logits, sums, counters, ends, parts, dlam
     numbers = T, parts.numel()
     _launch(hopper_p2_info_kernel, p2_info_launch, given, p2, p1, numbers, transport_self)
     return dlam

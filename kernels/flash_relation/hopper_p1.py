@@ -26,6 +26,7 @@ from relation.kernels.flash_relation.hopper_tiles import (
     await_slot,
     begin_scores,
     block_of,
+    bound_of,
     end_work,
     factors,
     fetch,
@@ -33,18 +34,22 @@ from relation.kernels.flash_relation.hopper_tiles import (
     hand_over,
     join_sums,
     leave,
+    leave_slot,
     next_block,
     next_stage,
     no_product,
+    only_seen,
     partial_sums,
     place_of,
     products,
     receive,
     row_numbers,
     scale_tile,
+    scan_of,
     send,
     send_row_numbers,
     sigmoid,
+    slot_of,
     tanh,
     tile_at,
 )
@@ -53,15 +58,15 @@ from relation.kernels.flash_relation.hopper_tiles import (
 @gluon.jit
 def _producer(
     tiles, numbers, sizes, counters, memory,
-    GROUP: gl.constexpr, STAGES: gl.constexpr, TILE: gl.constexpr,
+    GROUP: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, TILE: gl.constexpr,
 ):  # fmt: skip
-    """Bring each block's rows, then its Y, then its history from the start to the diagonal.
+    """Bring each block's rows, then its Y, then the history that they see, up to the diagonal.
 
     Y takes a stage of p2. counters: of these blocks and of p2_info's; TILE: bytes of a tile.
     """
     p1_tiles, dy_tiles, y_tiles, p2_tiles, info_tiles = tiles
     norm_tiles, logit_tiles = numbers
-    heads, blocks, all_blocks, H = sizes
+    heads, blocks, all_blocks, H, documents = sizes
     p1, dy, p2, info, norms, logits, _, full, empty, ready, free, work = memory
     stage = 0
     phase = 1
@@ -72,9 +77,9 @@ def _producer(
         b, h = head // H, head % H
         # The last rows have the longest history, so they start first.
         i_start = (blocks - 1 - place) * BLOCK
-        slot = turn & 1
+        slot = slot_of(turn, SLOTS)
         arrival = ready.index(slot)
-        await_slot(free, turn)
+        await_slot(free, turn, SLOTS)
         hand_over(work, slot, b, h, i_start, block)
         mbarrier.expect(arrival, 2 * TILE + 2 * 4 * BLOCK)
         fetch(p1_tiles, b, h, i_start, p1, slot, arrival)
@@ -85,7 +90,8 @@ def _producer(
         mbarrier.expect(full.index(stage), TILE)
         fetch(y_tiles, b, h, i_start, p2, stage, full.index(stage))
         stage, phase = next_stage(stage, phase, STAGES)
-        for step in range(i_start // BLOCK + 1):
+        first, whole = scan_of(documents, b, i_start, False)
+        for step in range(first, whole + 1):
             mbarrier.wait(empty.index(stage), phase)
             mbarrier.expect(full.index(stage), 2 * TILE)
             fetch(p2_tiles, b, h // GROUP, step * BLOCK, p2, stage, full.index(stage))
@@ -93,7 +99,7 @@ def _producer(
             stage, phase = next_stage(stage, phase, STAGES)
         turn += 1
         block = next_block(counters)
-    end_work(work, ready, free, turn)
+    end_work(work, ready, free, turn, SLOTS)
 
 
 @gluon.jit
@@ -106,12 +112,15 @@ def _mean_h(y, dy):
 @gluon.jit
 def _consumer(
     given, memory, TRANSPORT_SELF: gl.constexpr, WIDE: gl.constexpr, REST: gl.constexpr,
-    STAGES: gl.constexpr, SCALE: gl.constexpr, SCALED: gl.constexpr,
+    STAGES: gl.constexpr, SLOTS: gl.constexpr, SCALE: gl.constexpr, SCALED: gl.constexpr,
 ):  # fmt: skip
-    dp1_tiles, sums_tiles, dlam_partial, H, tau = given
+    dp1_tiles, sums_tiles, dlam_partial, sizes, tau = given
+    _, _, _, H, documents = sizes
     p1, dy, p2, info, norms, logits, means, full, empty, ready, free, work = memory
     DTYPE: gl.constexpr = p1[0].dtype
     S: gl.constexpr = products(BLOCK)
+    # Tiles that every row sees have a loop of their own, without a mask.
+    SPLIT: gl.constexpr = documents is not None
     HALF_SCALE: gl.constexpr = 0.5 * SCALE
     stage = 0
     phase = 0
@@ -120,9 +129,9 @@ def _consumer(
     dp1_i = no_product(WIDE)
     if REST > 0:
         dp1_rest = no_product(REST)
-    b, h, i_start = receive(work, ready, turn)
+    b, h, i_start = receive(work, ready, turn, SLOTS)
     while b >= 0:
-        slot = turn & 1
+        slot = slot_of(turn, SLOTS)
         p1_i = tile_at(p1, slot)
         dy_i = tile_at(dy, slot)
         norm_i = row_numbers(norms, slot)
@@ -138,39 +147,42 @@ def _consumer(
             scale_tile(p1_i[0], HALF_SCALE)
         norm_i, mean_h_i = gl.expand_dims(norm_i, 1), gl.expand_dims(mean_h_i, 1)
         history = partial_sums(gl.zeros([BLOCK, BLOCK], gl.float32, S))
-        if turn > 0:
-            # The gradient of the block before has left its slot.
-            tma.store_wait(0)
-            leave(free.index(slot ^ 1))
+        leave_slot(free, slot, turn, SLOTS, False)
 
-        for step in range(i_start // BLOCK):
-            before = stage
-            stage, phase = next_stage(stage, phase, STAGES)
-            mbarrier.wait(full.index(stage), phase)
-            p2_j = tile_at(p2, stage)
-            u = begin_scores(p1_i, p2_j, REST)
-            h_ij = begin_scores(dy_i, tile_at(info, stage), REST)
-            # All but H's products: its columns are one or two tiles.
-            if REST > 0:
-                u, dp1_i, dp1_rest, du = warpgroup_mma_wait(2, deps=[u, dp1_i, dp1_rest, du])
-            else:
-                u, dp1_i, du = warpgroup_mma_wait(1, deps=[u, dp1_i, du])
-            leave(empty.index(before))
-            half_u = u if SCALED else u * HALF_SCALE
-            t = tanh(half_u)
-            e = half_u * t + half_u
-            f = gl.exp2(e * LOG2_E - norm_i)
-            h_ij = warpgroup_mma_wait(0, deps=[h_ij])
-            history += partial_sums(f * h_ij)
-            de = f * (h_ij - mean_h_i)
-            # Twice dU / scale: the factor is applied once, to the sum.
-            du = gl.convert_layout((de * ((e - e * t) + t) + de).to(DTYPE), factors(WIDE))
-            dp1_i = warpgroup_mma(du, p2_j[0], dp1_i, use_acc=step > 0, is_async=True)
-            if REST > 0:
-                du_rest = gl.convert_layout(du, factors(REST))
-                dp1_rest = warpgroup_mma(
-                    du_rest, p2_j[1], dp1_rest, use_acc=step > 0, is_async=True
+        first, whole = scan_of(documents, b, i_start, SPLIT)
+        start_i = bound_of(documents, b, i_start + gl.arange(0, BLOCK, gl.SliceLayout(1, S)))
+        for WHOLE in gl.static_range(2 if SPLIT else 1):
+            for step in range(whole if WHOLE else first, i_start // BLOCK if WHOLE else whole):
+                before = stage
+                stage, phase = next_stage(stage, phase, STAGES)
+                mbarrier.wait(full.index(stage), phase)
+                p2_j = tile_at(p2, stage)
+                u = begin_scores(p1_i, p2_j, REST)
+                h_ij = begin_scores(dy_i, tile_at(info, stage), REST)
+                # All but H's products: its columns are one or two tiles.
+                if REST > 0:
+                    u, dp1_i, dp1_rest, du = warpgroup_mma_wait(2, deps=[u, dp1_i, dp1_rest, du])
+                else:
+                    u, dp1_i, du = warpgroup_mma_wait(1, deps=[u, dp1_i, du])
+                leave(empty.index(before))
+                half_u = u if SCALED else u * HALF_SCALE
+                t = tanh(half_u)
+                e = half_u * t + half_u
+                log2_f = e * LOG2_E - norm_i
+                f = gl.exp2(
+                    only_seen(log2_f, None if WHOLE else documents, start_i, step * BLOCK, False)
                 )
+                h_ij = warpgroup_mma_wait(0, deps=[h_ij])
+                history += partial_sums(f * h_ij)
+                de = f * (h_ij - mean_h_i)
+                # Twice dU / scale: the factor is applied once, to the sum.
+                du = gl.convert_layout((de * ((e - e * t) + t) + de).to(DTYPE), factors(WIDE))
+                dp1_i = warpgroup_mma(du, p2_j[0], dp1_i, use_acc=step > first, is_async=True)
+                if REST > 0:
+                    du_rest = gl.convert_layout(du, factors(REST))
+                    dp1_rest = warpgroup_mma(
+                        du_rest, p2_j[1], dp1_rest, use_acc=step > first, is_async=True
+                    )
 
         # The diagonal is last: all that flows through Self is known then.
         before = stage
@@ -195,7 +207,8 @@ def _consumer(
         past = j < gl.expand_dims(i, 1)
         u_self = gl.sum(gl.where(own, u, 0.0), 1)
         h_self = gl.sum(gl.where(own, h_ij, 0.0), 1)
-        f = gl.exp2(gl.where(past, e * LOG2_E - norm_i, float("-inf")))
+        log2_f = only_seen(e * LOG2_E - norm_i, documents, start_i, i_start, False)
+        f = gl.exp2(gl.where(past, log2_f, float("-inf")))
         history += partial_sums(f * h_ij)
         de = f * (h_ij - mean_h_i)
         du_ij = de * ((e - e * t) + t) + de
@@ -209,17 +222,19 @@ def _consumer(
         du_self_i = -da * s * (1.0 - s) * (SCALE / tau)
         logits.index(slot).reshape([BLOCK]).store(du_self_i)
         # Of rows past the end G and with it da is 0.
-        dlam = gl.sum(-da * gl.log((i_start + i + 1).to(gl.float32)), 0)
+        dlam = gl.sum(-da * gl.log((i_start + i - start_i + 1).to(gl.float32)), 0)
         gl.store(dlam_partial + block_of(work, slot), dlam)
         if SCALED:
             # No product reads these numbers, but the check of fences cannot tell them from a tile.
             fence_async_shared()
         du_ij = gl.where(own, gl.expand_dims(du_self_i * (2.0 / SCALE), 1), du_ij)
         du = gl.convert_layout(du_ij.to(DTYPE), factors(WIDE))
-        dp1_i = warpgroup_mma(du, p2_j[0], dp1_i, use_acc=i_start > 0, is_async=True)
+        dp1_i = warpgroup_mma(du, p2_j[0], dp1_i, use_acc=i_start > first * BLOCK, is_async=True)
         if REST > 0:
             du_rest = gl.convert_layout(du, factors(REST))
-            dp1_rest = warpgroup_mma(du_rest, p2_j[1], dp1_rest, use_acc=i_start > 0, is_async=True)
+            dp1_rest = warpgroup_mma(
+                du_rest, p2_j[1], dp1_rest, use_acc=i_start > first * BLOCK, is_async=True
+            )
 
         if REST > 0:
             sum_i, sum_rest, du = warpgroup_mma_wait(0, deps=[dp1_i, dp1_rest, du])
@@ -239,18 +254,19 @@ def _consumer(
         send_row_numbers(sums_tiles, sums_row, i_start, norms, slot)
         send_row_numbers(sums_tiles, sums_row + 1, i_start, means, slot)
         send_row_numbers(sums_tiles, sums_row + 2, i_start, logits, slot)
+        leave_slot(free, slot, turn, SLOTS, True)
         turn += 1
-        b, h, i_start = receive(work, ready, turn)
+        b, h, i_start = receive(work, ready, turn, SLOTS)
     tma.store_wait(0)
 
 
-@gluon.jit(do_not_specialize=["heads", "blocks", "all_blocks"])
+@gluon.jit(do_not_specialize=["T", "heads", "blocks", "all_blocks"])
 def hopper_p1_kernel(
     p1_tiles, p1_rests, dy_tiles, dy_rests, y_tiles, y_rests, p2_tiles, p2_rests,
     info_tiles, info_rests, dp1_tiles, dp1_rests, norm_tiles, logit_tiles, sums_tiles,
-    counters, dlam_partial, heads, blocks, all_blocks, H, tau,
+    counters, starts, dlam_partial, heads, blocks, all_blocks, H, T, tau,
     TRANSPORT_SELF: gl.constexpr, WIDE: gl.constexpr, REST: gl.constexpr, SCALE: gl.constexpr,
-    STAGES: gl.constexpr, SCALED: gl.constexpr, GROUP: gl.constexpr,
+    STAGES: gl.constexpr, SLOTS: gl.constexpr, SCALED: gl.constexpr, GROUP: gl.constexpr,
     PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     # torch.compile passes Python numbers in FP64, which would widen everything they touch.
@@ -260,20 +276,21 @@ def hopper_p1_kernel(
         (info_tiles, info_rests),
     )  # fmt: skip
     numbers = norm_tiles, logit_tiles
-    sizes = heads, blocks, all_blocks, H
-    given = (dp1_tiles, dp1_rests), sums_tiles, dlam_partial, H, tau
-    p1, dy = allocate_tiles(2, tiles[0]), allocate_tiles(2, tiles[1])
+    sizes = heads, blocks, all_blocks, H, starts if starts is None else (starts, T)
+    given = (dp1_tiles, dp1_rests), sums_tiles, dlam_partial, sizes, tau
+    p1, dy = allocate_tiles(SLOTS, tiles[0]), allocate_tiles(SLOTS, tiles[1])
     p2, info = allocate_tiles(STAGES, tiles[3]), allocate_tiles(STAGES, tiles[4])
-    norms, logits = allocate_row_numbers(2, norm_tiles), allocate_row_numbers(2, logit_tiles)
-    means = allocate_row_numbers(2, sums_tiles)
+    norms = allocate_row_numbers(SLOTS, norm_tiles)
+    logits = allocate_row_numbers(SLOTS, logit_tiles)
+    means = allocate_row_numbers(SLOTS, sums_tiles)
     full, empty = allocate_ring(STAGES)
-    ready, free = allocate_ring(2)
+    ready, free = allocate_ring(SLOTS)
     memory = p1, dy, p2, info, norms, logits, means, full, empty, ready, free, allocate_work()
     TILE: gl.constexpr = 2 * BLOCK * (WIDE + REST)
     gl.warp_specialize(
         [
-            (_consumer, (given, memory, TRANSPORT_SELF, WIDE, REST, STAGES, SCALE, SCALED)),
-            (_producer, (tiles, numbers, sizes, counters, memory, GROUP, STAGES, TILE)),
+            (_consumer, (given, memory, TRANSPORT_SELF, WIDE, REST, STAGES, SLOTS, SCALE, SCALED)),
+            (_producer, (tiles, numbers, sizes, counters, memory, GROUP, STAGES, SLOTS, TILE)),
         ],
         [1],
         [PRODUCER_REGISTERS],

@@ -24,15 +24,18 @@ from relation.kernels.flash_relation.hopper_tiles import (
     allocate_work,
     await_slot,
     begin_scores,
+    bound_of,
     end_work,
     factors,
     fetch,
     fetch_row_numbers,
     hand_over,
     leave,
+    leave_slot,
     leave_together,
     next_block,
     next_stage,
+    only_seen,
     place_of,
     products,
     receive,
@@ -40,6 +43,7 @@ from relation.kernels.flash_relation.hopper_tiles import (
     scale_tile,
     send,
     sigmoid,
+    slot_of,
     tanh,
     tile_at,
 )
@@ -48,7 +52,7 @@ from relation.kernels.flash_relation.hopper_tiles import (
 @gluon.jit
 def _producer(
     tiles, numbers, sizes, counters, memory,
-    GROUP: gl.constexpr, STAGES: gl.constexpr, TILE: gl.constexpr,
+    GROUP: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, TILE: gl.constexpr,
 ):  # fmt: skip
     """Bring each block's history, then the rows that read it: of each head of p1 in turn.
 
@@ -57,7 +61,7 @@ def _producer(
     """
     p2_tiles, info_tiles, p1_tiles, dy_tiles = tiles
     logit_tiles, sums_tiles = numbers
-    heads, blocks, all_blocks, H = sizes
+    heads, blocks, all_blocks, H, documents = sizes
     p2, info, p1, dy, norms, means, logits, selves, full, empty, ready, free, work = memory
     NUMBERS: gl.constexpr = 4 * BLOCK
     stage = 0
@@ -69,15 +73,17 @@ def _producer(
         shared, place = place_of(block, heads, blocks)
         b, h = shared // H, shared % H
         j_start = place * BLOCK
-        slot = turn & 1
-        await_slot(free, turn)
+        slot = slot_of(turn, SLOTS)
+        await_slot(free, turn, SLOTS)
         hand_over(work, slot, b, h, j_start, block)
         mbarrier.expect(ready.index(slot), 2 * TILE)
         fetch(p2_tiles, b, h, j_start, p2, slot, ready.index(slot))
         fetch(info_tiles, b, h, j_start, info, slot, ready.index(slot))
+        if documents is not None:
+            steps = _tiles_of_rows(documents, b, j_start)
         for member in range(GROUP):
             head = shared * GROUP + member
-            for step in range(blocks - place):
+            for step in range(blocks - place if documents is None else steps):
                 i_start = j_start + step * BLOCK
                 arrival = full.index(stage)
                 mbarrier.wait(empty.index(stage), phase)
@@ -94,7 +100,14 @@ def _producer(
                 stage, phase = next_stage(stage, phase, STAGES)
         turn += 1
         block = next_block(counters + 1)
-    end_work(work, ready, free, turn)
+    end_work(work, ready, free, turn, SLOTS)
+
+
+@gluon.jit
+def _tiles_of_rows(documents, b, j_start):
+    """How many tiles of rows see history of the block at j_start."""
+    end = bound_of(documents, b, j_start + BLOCK - 1)
+    return (end - j_start + BLOCK - 1) // BLOCK
 
 
 @gluon.jit
@@ -111,14 +124,16 @@ def _down(numbers, stage):
 
 @gluon.jit
 def _scan_head(
-    tiles, p2_j, info_j, stage, phase, dp2_j, dp2_rest, dinfo_j, dinfo_rest, memory,
+    seen, p2_j, info_j, stage, phase, dp2_j, dp2_rest, dinfo_j, dinfo_rest, memory,
     TRANSPORT_SELF: gl.constexpr, WIDE: gl.constexpr, REST: gl.constexpr, STAGES: gl.constexpr,
     SCALE: gl.constexpr, SCALED: gl.constexpr, ALONE: gl.constexpr,
 ):  # fmt: skip
     """Add what the rows of a head give to the gradients of the history at j_start.
 
-    ALONE: no other head reads this history, and there is nothing yet to add to.
+    seen: how many tiles of rows see some of it, how many see it all, documents, and where they end,
+    counted from j_start. ALONE: no other head reads this history, and there is nothing to add to.
     """
+    tiles, whole, documents, end_j = seen
     _, _, p1, dy, norms, means, logits, selves, full, empty, _, _, _ = memory
     DTYPE: gl.constexpr = p1[0].dtype
     S: gl.constexpr = products(BLOCK)
@@ -126,6 +141,8 @@ def _scan_head(
     # H's products begin before U's are waited for, while registers last. At 80 columns they do not
     # hold the factors of the step before as well, and ptxas would serialise every product (C7512).
     H_FIRST: gl.constexpr = WIDE + REST <= 64
+    # Tiles whose rows all see the block need no mask, where registers last for a loop of their own.
+    SPLIT: gl.constexpr = documents is not None and REST == 0
 
     # The diagonal.
     mbarrier.wait(full.index(stage), phase)
@@ -142,7 +159,8 @@ def _scan_head(
     i = gl.expand_dims(gl.arange(0, BLOCK, gl.SliceLayout(0, S)), 0)
     # Rows past the end come as zeros, and so do their products.
     past, own = j < i, j == i
-    ft = gl.exp2(gl.where(past, e * LOG2_E + minus_norm, float("-inf")))
+    log2_f = only_seen(e * LOG2_E + minus_norm, documents, end_j, 0, True)
+    ft = gl.exp2(gl.where(past, log2_f, float("-inf")))
     de = ft * (ht + minus_mean)
     dut = de * ((e - e * t) + t) + de
     # Self's entries of twice dU / scale and of F.
@@ -159,50 +177,55 @@ def _scan_head(
         dinfo_rest = warpgroup_mma(ft_rest, dy_i[1], dinfo_rest, use_acc=not ALONE, is_async=True)
         dp2_rest = warpgroup_mma(dut_rest, p1_i[1], dp2_rest, use_acc=not ALONE, is_async=True)
 
-    for _step in range(1, tiles):
-        before = stage
-        stage, phase = next_stage(stage, phase, STAGES)
-        mbarrier.wait(full.index(stage), phase)
-        p1_i = tile_at(p1, stage)
-        dy_i = tile_at(dy, stage)
-        # Read ahead of the products, which take long enough for it.
-        minus_norm, minus_mean = _along(norms, stage), _along(means, stage)
-        ut = begin_scores(p2_j, p1_i, REST)
-        if H_FIRST:
-            ht = begin_scores(info_j, dy_i, REST)
-        # All but H's products: its columns are one or two tiles.
-        if REST > 0:
-            ut, dinfo_j, dp2_j, dinfo_rest, dp2_rest, ft, dut = warpgroup_mma_wait(
-                2 if H_FIRST else 0, deps=[ut, dinfo_j, dp2_j, dinfo_rest, dp2_rest, ft, dut]
-            )
-        else:
-            ut, dinfo_j, dp2_j, ft, dut = warpgroup_mma_wait(
-                1 if H_FIRST else 0, deps=[ut, dinfo_j, dp2_j, ft, dut]
-            )
-        if H_FIRST:
-            leave(empty.index(before))
-        else:
-            ht = begin_scores(info_j, dy_i, REST)
-            leave_together(empty.index(before))
-        half_u = ut if SCALED else ut * HALF_SCALE
-        t = tanh(half_u)
-        e = half_u * t + half_u
-        weight = gl.exp2(e * LOG2_E + minus_norm)
-        # Twice dU / scale but for its factor H - G . Y, so that one tile waits for H and not three.
-        slope = weight * ((e - e * t) + t) + weight
-        ft = gl.convert_layout(weight.to(DTYPE), factors(WIDE))
-        dinfo_j = warpgroup_mma(ft, dy_i[0], dinfo_j, is_async=True)
-        if REST > 0:
-            ft_rest = gl.convert_layout(ft, factors(REST))
-            dinfo_rest = warpgroup_mma(ft_rest, dy_i[1], dinfo_rest, is_async=True)
-            ht, slope = warpgroup_mma_wait(2, deps=[ht, slope])
-        else:
-            ht, slope = warpgroup_mma_wait(1, deps=[ht, slope])
-        dut = gl.convert_layout((slope * (ht + minus_mean)).to(DTYPE), factors(WIDE))
-        dp2_j = warpgroup_mma(dut, p1_i[0], dp2_j, is_async=True)
-        if REST > 0:
-            dut_rest = gl.convert_layout(dut, factors(REST))
-            dp2_rest = warpgroup_mma(dut_rest, p1_i[1], dp2_rest, is_async=True)
+    for MASKED in gl.static_range(2 if SPLIT else 1):
+        end = whole if SPLIT and not MASKED else tiles
+        for step in range(max(whole, 1) if MASKED else 1, end):
+            before = stage
+            stage, phase = next_stage(stage, phase, STAGES)
+            mbarrier.wait(full.index(stage), phase)
+            p1_i = tile_at(p1, stage)
+            dy_i = tile_at(dy, stage)
+            # Read ahead of the products, which take long enough for it.
+            minus_norm, minus_mean = _along(norms, stage), _along(means, stage)
+            ut = begin_scores(p2_j, p1_i, REST)
+            if H_FIRST:
+                ht = begin_scores(info_j, dy_i, REST)
+            # All but H's products: its columns are one or two tiles.
+            if REST > 0:
+                ut, dinfo_j, dp2_j, dinfo_rest, dp2_rest, ft, dut = warpgroup_mma_wait(
+                    2 if H_FIRST else 0, deps=[ut, dinfo_j, dp2_j, dinfo_rest, dp2_rest, ft, dut]
+                )
+            else:
+                ut, dinfo_j, dp2_j, ft, dut = warpgroup_mma_wait(
+                    1 if H_FIRST else 0, deps=[ut, dinfo_j, dp2_j, ft, dut]
+                )
+            if H_FIRST:
+                leave(empty.index(before))
+            else:
+                ht = begin_scores(info_j, dy_i, REST)
+                leave_together(empty.index(before))
+            half_u = ut if SCALED else ut * HALF_SCALE
+            t = tanh(half_u)
+            e = half_u * t + half_u
+            log2_f = e * LOG2_E + minus_norm
+            if MASKED or not SPLIT:
+                log2_f = only_seen(log2_f, documents, end_j, step * BLOCK, True)
+            weight = gl.exp2(log2_f)
+            # Twice dU / scale but for its factor H - G . Y: one tile waits for H and not three.
+            slope = weight * ((e - e * t) + t) + weight
+            ft = gl.convert_layout(weight.to(DTYPE), factors(WIDE))
+            dinfo_j = warpgroup_mma(ft, dy_i[0], dinfo_j, is_async=True)
+            if REST > 0:
+                ft_rest = gl.convert_layout(ft, factors(REST))
+                dinfo_rest = warpgroup_mma(ft_rest, dy_i[1], dinfo_rest, is_async=True)
+                ht, slope = warpgroup_mma_wait(2, deps=[ht, slope])
+            else:
+                ht, slope = warpgroup_mma_wait(1, deps=[ht, slope])
+            dut = gl.convert_layout((slope * (ht + minus_mean)).to(DTYPE), factors(WIDE))
+            dp2_j = warpgroup_mma(dut, p1_i[0], dp2_j, is_async=True)
+            if REST > 0:
+                dut_rest = gl.convert_layout(dut, factors(REST))
+                dp2_rest = warpgroup_mma(dut_rest, p1_i[1], dp2_rest, is_async=True)
     if REST > 0:
         dinfo_j, dp2_j, dinfo_rest, dp2_rest, ft, dut = warpgroup_mma_wait(
             0, deps=[dinfo_j, dp2_j, dinfo_rest, dp2_rest, ft, dut]
@@ -228,9 +251,12 @@ def _add_up(dlam_partial, dlam, parts):
 @gluon.jit
 def _consumer(
     given, memory, TRANSPORT_SELF: gl.constexpr, WIDE: gl.constexpr, REST: gl.constexpr,
-    STAGES: gl.constexpr, SCALE: gl.constexpr, SCALED: gl.constexpr, GROUP: gl.constexpr,
+    STAGES: gl.constexpr, SLOTS: gl.constexpr, SCALE: gl.constexpr, SCALED: gl.constexpr,
+    GROUP: gl.constexpr,
 ):  # fmt: skip
-    dp2_tiles, dinfo_tiles, dlam_partial, dlam, parts, T = given
+    results, sizes, parts, T = given
+    _, _, _, _, documents = sizes
+    dp2_tiles, dinfo_tiles, dlam_partial, dlam = results
     p2, info, _, _, _, _, _, _, _, _, ready, free, work = memory
     DTYPE: gl.constexpr = p2[0].dtype
     HALF_SCALE: gl.constexpr = 0.5 * SCALE
@@ -239,17 +265,14 @@ def _consumer(
     stage = 0
     phase = 0
     turn = 0
-    b, h, j_start = receive(work, ready, turn)
+    b, h, j_start = receive(work, ready, turn, SLOTS)
     while b >= 0:
-        slot = turn & 1
+        slot = slot_of(turn, SLOTS)
         p2_j = tile_at(p2, slot)
         info_j = tile_at(info, slot)
         if SCALED:
             scale_tile(p2_j[0], HALF_SCALE)
-        if turn > 0:
-            # The gradients of the block before have left its slot.
-            tma.store_wait(0)
-            leave(free.index(slot ^ 1))
+        leave_slot(free, slot, turn, SLOTS, False)
         dp2_j = gl.zeros([BLOCK, WIDE], gl.float32, products(WIDE))
         dinfo_j = gl.zeros([BLOCK, WIDE], gl.float32, products(WIDE))
         dp2_rest, dinfo_rest = dp2_j, dinfo_j
@@ -257,9 +280,15 @@ def _consumer(
             dp2_rest = gl.zeros([BLOCK, REST], gl.float32, products(REST))
             dinfo_rest = gl.zeros([BLOCK, REST], gl.float32, products(REST))
         tiles = (T - j_start + BLOCK - 1) // BLOCK
+        whole = tiles
+        if documents is not None:
+            tiles = _tiles_of_rows(documents, b, j_start)
+            whole = (bound_of(documents, b, j_start) - j_start) // BLOCK
+        row = gl.arange(0, BLOCK, gl.SliceLayout(1, products(BLOCK)))
+        seen = tiles, whole, documents, bound_of(documents, b, j_start + row) - j_start
         for _member in range(GROUP):
             dp2_j, dp2_rest, dinfo_j, dinfo_rest, stage, phase = _scan_head(
-                tiles, p2_j, info_j, stage, phase, dp2_j, dp2_rest, dinfo_j, dinfo_rest, memory,
+                seen, p2_j, info_j, stage, phase, dp2_j, dp2_rest, dinfo_j, dinfo_rest, memory,
                 TRANSPORT_SELF, WIDE, REST, STAGES, SCALE, SCALED, GROUP == 1,
             )  # fmt: skip
         # The gradients take the places of p2 and of information.
@@ -271,8 +300,9 @@ def _consumer(
         fence_async_shared()
         send(dp2_tiles, b, h, j_start, p2, slot)
         send(dinfo_tiles, b, h, j_start, info, slot)
+        leave_slot(free, slot, turn, SLOTS, True)
         turn += 1
-        b, h, j_start = receive(work, ready, turn)
+        b, h, j_start = receive(work, ready, turn, SLOTS)
     tma.store_wait(0)
 
 
@@ -280,33 +310,37 @@ def _consumer(
 def hopper_p2_info_kernel(
     p2_tiles, p2_rests, info_tiles, info_rests, p1_tiles, p1_rests, dy_tiles, dy_rests,
     dp2_tiles, dp2_rests, dinfo_tiles, dinfo_rests, logit_tiles, sums_tiles,
-    counters, dlam_partial, dlam, heads, blocks, all_blocks, H, T, parts,
+    counters, ends, dlam_partial, dlam, heads, blocks, all_blocks, H, T, parts,
     TRANSPORT_SELF: gl.constexpr, WIDE: gl.constexpr, REST: gl.constexpr, SCALE: gl.constexpr,
-    STAGES: gl.constexpr, SCALED: gl.constexpr, GROUP: gl.constexpr,
+    STAGES: gl.constexpr, SLOTS: gl.constexpr, SCALED: gl.constexpr, GROUP: gl.constexpr,
     PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     tiles = (
         (p2_tiles, p2_rests), (info_tiles, info_rests), (p1_tiles, p1_rests), (dy_tiles, dy_rests),
     )  # fmt: skip
     numbers = logit_tiles, sums_tiles
-    sizes = heads, blocks, all_blocks, H
-    p2, info = allocate_tiles(2, tiles[0]), allocate_tiles(2, tiles[1])
+    sizes = heads, blocks, all_blocks, H, ends if ends is None else (ends, T)
+    p2, info = allocate_tiles(SLOTS, tiles[0]), allocate_tiles(SLOTS, tiles[1])
     p1, dy = allocate_tiles(STAGES, tiles[2]), allocate_tiles(STAGES, tiles[3])
     norms = allocate_row_numbers(STAGES, sums_tiles)
     means = allocate_row_numbers(STAGES, sums_tiles)
     selves = allocate_row_numbers(STAGES, sums_tiles)
     logits = allocate_row_numbers(STAGES, logit_tiles)
     full, empty = allocate_ring(STAGES)
-    ready, free = allocate_ring(2)
+    ready, free = allocate_ring(SLOTS)
     memory = (
         p2, info, p1, dy, norms, means, logits, selves, full, empty, ready, free, allocate_work()
     )  # fmt: skip
-    given = (dp2_tiles, dp2_rests), (dinfo_tiles, dinfo_rests), dlam_partial, dlam, parts, T
+    results = (dp2_tiles, dp2_rests), (dinfo_tiles, dinfo_rests), dlam_partial, dlam
+    given = results, sizes, parts, T
     TILE: gl.constexpr = 2 * BLOCK * (WIDE + REST)
     gl.warp_specialize(
         [
-            (_consumer, (given, memory, TRANSPORT_SELF, WIDE, REST, STAGES, SCALE, SCALED, GROUP)),
-            (_producer, (tiles, numbers, sizes, counters, memory, GROUP, STAGES, TILE)),
+            (
+                _consumer,
+                (given, memory, TRANSPORT_SELF, WIDE, REST, STAGES, SLOTS, SCALE, SCALED, GROUP),
+            ),
+            (_producer, (tiles, numbers, sizes, counters, memory, GROUP, STAGES, SLOTS, TILE)),
         ],
         [1],
         [PRODUCER_REGISTERS],

@@ -16,10 +16,10 @@ is complete; a new barrier counts as having completed phase 1.
 
 Rings. Tiles that are scanned travel in STAGES stages: the producer waits until a stage is `empty`,
 TMA's bytes make it `full`, the consumer's arrivals `empty` again. What a block owns travels the
-same way in two slots, `ready` and `free`, with its place in `work`, so that the next block's tiles
-come while the consumer still ends this one; a result leaves from the slot of the rows that it
-belongs to. The producer arrives once, each thread of the consumer for itself (`leave`): for one
-arrival of all four warps they would have to meet once more at every tile.
+same way in SLOTS slots, `ready` and `free`, with its place in `work`: with two the next block's
+tiles come while the consumer still ends this one, with one when it has. A result leaves from the
+slot of the rows that it belongs to. The producer arrives once, each thread of the consumer for
+itself (`leave`): for one arrival of all four warps they would have to meet once more at every tile.
 
 wgmma. `warpgroup_mma(..., is_async=True)` only begins a product; `warpgroup_mma_wait(n, deps)`
 waits until at most n are under way. `deps` must name every register that they read or write, and
@@ -29,6 +29,9 @@ stored there themselves needs `fence_async_shared` first.
 Blocks. A launch starts as many programs as fit the GPU at once. Each takes the block of its own
 number first and then the next from a counter, which is zero when the launch begins. Which program
 computes a block changes nothing of the result.
+
+Documents. None, and then no code, or a pair: their bounds, as `Documents` has `starts` or `ends`,
+and T. A scan keeps to the tiles that its block needs and masks what a row does not see.
 
 Tiles. D columns are a pair of tiles, WIDE and REST columns as `split_width` says; where REST is 0,
 the second is the first once more and stays untouched. Descriptors give zeros past T and D.
@@ -264,17 +267,35 @@ def hand_over(work, slot, b, h, t, block):
 
 
 @gluon.jit
-def await_slot(free, turn):
-    """Wait, in the producer, until slot turn % 2 has been left by the block before the last."""
-    mbarrier.wait(free.index(turn & 1), ((turn >> 1) & 1) ^ 1)
+def slot_of(turn, SLOTS: gl.constexpr):
+    """The slot of a program's `turn`-th block."""
+    return turn & (SLOTS - 1)
 
 
 @gluon.jit
-def end_work(work, ready, free, turn):
+def await_slot(free, turn, SLOTS: gl.constexpr):
+    """Wait, in the producer, until the slot of a turn has been left by the block before in it."""
+    mbarrier.wait(free.index(slot_of(turn, SLOTS)), ((turn >> (SLOTS - 1)) & 1) ^ 1)
+
+
+@gluon.jit
+def leave_slot(free, slot, turn, SLOTS: gl.constexpr, AT_END: gl.constexpr):
+    """Leave the slot of a result that has left it: early in a block that of the one before.
+
+    With one slot, at the end of the block itself.
+    """
+    if (SLOTS == 1) == AT_END and turn > SLOTS - 2:
+        tma.store_wait(0)
+        leave(free.index(slot ^ (SLOTS - 1)))
+
+
+@gluon.jit
+def end_work(work, ready, free, turn, SLOTS: gl.constexpr):
     """Tell the consumer that no block is left."""
-    await_slot(free, turn)
-    hand_over(work, turn & 1, -1, 0, 0, 0)
-    mbarrier.arrive(ready.index(turn & 1))
+    slot = slot_of(turn, SLOTS)
+    await_slot(free, turn, SLOTS)
+    hand_over(work, slot, -1, 0, 0, 0)
+    mbarrier.arrive(ready.index(slot))
 
 
 @gluon.jit
@@ -283,10 +304,10 @@ def _number(work, place):
 
 
 @gluon.jit
-def receive(work, ready, turn):
+def receive(work, ready, turn, SLOTS: gl.constexpr):
     """Wait, in the consumer, for the tiles of its `turn`-th block; batch, head and first row."""
-    slot = turn & 1
-    mbarrier.wait(ready.index(slot), (turn >> 1) & 1)
+    slot = slot_of(turn, SLOTS)
+    mbarrier.wait(ready.index(slot), (turn >> (SLOTS - 1)) & 1)
     return _number(work, slot), _number(work, 2 + slot), _number(work, 4 + slot)
 
 
@@ -294,6 +315,43 @@ def receive(work, ready, turn):
 def block_of(work, slot):
     """The number of the block in a slot."""
     return _number(work, 6 + slot)
+
+
+@gluon.jit
+def bound_of(documents, b, t):
+    """Where the document of token t of batch b, the last one past the end, begins or ends; or 0."""
+    if documents is None:
+        return 0
+    else:
+        bounds, T = documents
+        return gl.load(bounds + gl.cast(b, gl.int64) * T + gl.minimum(t, T - 1))
+
+
+@gluon.jit
+def scan_of(documents, b, i_start, SPLIT: gl.constexpr):
+    """The first tile of history that the rows from i_start on need, and the end of those to mask.
+
+    SPLIT: from there on to the diagonal, which this is otherwise, every row sees all.
+    """
+    whole = i_start // BLOCK
+    if SPLIT:
+        last = bound_of(documents, b, i_start + BLOCK - 1)
+        whole = gl.minimum((last + BLOCK - 1) // BLOCK, whole)
+    return bound_of(documents, b, i_start) // BLOCK, whole
+
+
+@gluon.jit
+def only_seen(exponents, documents, bounds, t, BEFORE: gl.constexpr):
+    """Exponents (BLOCK, BLOCK), -inf where the document of a row does not hold the column.
+
+    t: the token of the first column. BEFORE: the bounds are ends, and columns lie before them.
+    """
+    if documents is None:
+        return exponents
+    else:
+        columns = gl.expand_dims(gl.arange(0, BLOCK, gl.SliceLayout(0, products(BLOCK))), 0)
+        before = columns < gl.expand_dims(bounds - t, 1)
+        return gl.where(before == BEFORE, exponents, float("-inf"))
 
 
 @gluon.jit

@@ -28,7 +28,7 @@ def launch_forward(
     number n_i of which F_ij = 2^(E_ij log2(e) - n_i) for j < i.
     """
     launches = launches or select_launches(p1.device, p1.element_size(), p1.shape[3])
-    gluon = chosen("forward", launches, p1.dtype, starts is not None)
+    gluon = chosen("forward", launches, p1.dtype)
     if launches.descriptors:
         p1, p2, info = map(aligned, (p1, p2, info))
     y = empty_tokens(info, p1.shape[1])
@@ -40,7 +40,7 @@ def launch_forward(
         if gluon:
             from relation.kernels.flash_relation import hopper_launch
 
-            hopper_launch.launch_forward(gluon, p1, p2, info, lam, place, *rows, *given[-2:])
+            hopper_launch.launch_forward(gluon, *given)
         else:
             portable.forward(launches, *given)
         if not portable.keeps_maximum(p1.dtype):
@@ -63,7 +63,7 @@ def launch_backward(
     every sum has one order: equal inputs give bitwise equal gradients.
     """
     launches = launches or select_launches(p1.device, p1.element_size(), p1.shape[3])
-    gluon = [chosen(name, launches, p1.dtype, starts is not None) for name in ("p1", "p2_info")]
+    gluon = [chosen(name, launches, p1.dtype) for name in ("p1", "p2_info")]
     if launches.descriptors:
         dy, p1, p2, info = map(aligned, (dy, p1, p2, info))
     gradients = [empty_tokens(x, x.shape[1]) for x in (p1, p2, info)]
@@ -75,7 +75,7 @@ def launch_backward(
             return *gradients, dlam
         from relation.kernels.flash_relation import hopper_launch
 
-        rows = aligned_rows(gate_logit), aligned_rows(log_norm)
+        rows = aligned_rows(gate_logit), aligned_rows(log_norm), starts, ends
         places = [x if fits(x) else empty_aligned(x) for x in gradients]
         dlam = hopper_launch.launch_backward(*gluon, *given, *rows, *places, tau, transport_self)
     for x, place in zip(gradients, places, strict=True):

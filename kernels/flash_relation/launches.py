@@ -45,12 +45,13 @@ class GluonLaunch:
     """One pass in Gluon (`hopper_tiles`), in tiles of `GLUON_BLOCK` rows and columns.
 
     `stages` of scanned tiles under way, a cap on `registers` a thread before the warps share them
-    out anew, and how many `programs` stay on a multiprocessor.
+    out anew, how many `programs` stay on a multiprocessor, and `slots` for what blocks own.
     """
 
     stages: int
     registers: int
     programs: int
+    slots: int = 2
 
     def options(self) -> dict[str, int]:
         """Triton's launch options: of the consumer's warps, and of all before they share."""

@@ -1,6 +1,7 @@
 """Linear Relation in chunks: exact, linear in T, with the state in and out (Section 5.2)."""
 
 import torch
+from torch import Tensor
 
 from relation.errors import InputError
 from relation.kernels.checks import check_device, check_floating, check_groups, check_tau
@@ -9,15 +10,15 @@ from relation.kernels.flash_relation import DTYPES, NARROWEST, WIDEST, is_eager,
 
 
 def linear_relation(
-    p1: torch.Tensor,
-    p2: torch.Tensor,
-    info: torch.Tensor,
-    log_retention: torch.Tensor,
+    p1: Tensor,
+    p2: Tensor,
+    info: Tensor,
+    log_retention: Tensor,
     tau: float = 2.0,
-    state: torch.Tensor | None = None,
+    state: Tensor | None = None,
     *,
     documents: Documents | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor]:
     """Ask Self, Ask Others, Answer, Become Others (Section 5.2; Appendix A.4), in chunks of tokens.
 
     p1, p2, info: (B, H, T, D), one of BF16, FP16 and FP32, any strides, T >= 1 and D from 16 to
@@ -37,7 +38,7 @@ def linear_relation(
     if documents is not None:
         log_retention = forget_at_starts(documents, p1, log_retention, state)
     # Imported here, as it needs Triton.
-    from relation.kernels.linear_relation.autograd import EagerRelation, linear_forward
+    from relation.kernels.linear_relation.op import EagerRelation, linear_forward
 
     given = p1, p2, info, log_retention, state
     run = EagerRelation.apply if is_eager(*given) else linear_forward
@@ -45,14 +46,7 @@ def linear_relation(
     return y, final
 
 
-def _check_inputs(
-    p1: torch.Tensor,
-    p2: torch.Tensor,
-    info: torch.Tensor,
-    log_retention: torch.Tensor,
-    state: torch.Tensor | None,
-    tau: float,
-) -> None:
+def _check_inputs(p1, p2, info, log_retention, state, tau) -> None:
     given = {"log_retention": log_retention} | ({} if state is None else {"state": state})
     check_floating(**given)
     check_groups(p1=p1, p2=p2, info=info)
@@ -62,21 +56,16 @@ def _check_inputs(
     if not NARROWEST <= D <= WIDEST:
         raise InputError(f"the head width is {D}; linear_relation takes {NARROWEST} to {WIDEST}")
     if p1.dtype not in DTYPES:
-        name = _name(p1.dtype)
-        raise InputError(f"p1, p2 and info have dtype {name}; give bfloat16, float16 or float32")
-    if log_retention.shape != p1.shape:
-        raise InputError(
-            f"log_retention has shape {tuple(log_retention.shape)}; give {tuple(p1.shape)}"
-        )
-    if log_retention.dtype not in (torch.float32, torch.bfloat16):
-        raise InputError(
-            f"log_retention has dtype {_name(log_retention.dtype)}; give float32 or bfloat16"
-        )
-    if state is not None and (state.shape, state.dtype) != ((B, H, D, D), torch.float32):
-        raise InputError(
-            f"state has shape {tuple(state.shape)} and dtype {_name(state.dtype)};"
-            f" give {(B, H, D, D)} in float32"
-        )
+        raise InputError(f"p1, p2 and info are {p1.dtype}; give bfloat16, float16 or float32")
+    wanted = {
+        "log_retention": (p1.shape, "float32 or bfloat16"),
+        "state": ((B, H, D, D), "float32"),
+    }
+    for name, x in given.items():
+        (shape, dtypes), dtype = wanted[name], str(x.dtype).removeprefix("torch.")
+        if x.shape != shape or dtype not in dtypes.split(" or "):
+            found = f"dtype {dtype}" if x.shape == shape else f"shape {tuple(x.shape)}"
+            raise InputError(f"{name} has {found}; give {tuple(shape)} in {dtypes}")
     if p1.device.type == "cpu" and p1.dtype == torch.bfloat16:
         raise InputError(
             "Triton's interpreter multiplies the bit patterns of bfloat16; on a CPU give p1, p2"
@@ -85,7 +74,3 @@ def _check_inputs(
     reason = why_unavailable(p1.device)
     if reason is not None:
         raise InputError(f"linear_relation cannot run on {p1.device}: {reason}")
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

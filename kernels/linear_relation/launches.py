@@ -1,24 +1,11 @@
 """Chunks, tile shapes and warps of every pass, by architecture; README.md says what was timed."""
 
-import functools
-import math
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 
-from relation.kernels.common import HOPPER, SMALL, architecture, padded_width
-
-LONGEST_SEGMENT = 16
-
-
-def cdiv(a: int, b: int) -> int:
-    """a / b rounded up; Triton's takes several microseconds on the host, as its next function."""
-    return -(-a // b)
-
-
-def next_power_of_2(n: int) -> int:
-    return 1 << (n - 1).bit_length()
+from relation.kernels.common import HOPPER, SMALL, architecture
 
 
 class Launch(NamedTuple):
@@ -40,10 +27,10 @@ class Launch(NamedTuple):
 class Launches:
     """The passes of one architecture and element size, up to a head width of `widest`.
 
-    chunk: tokens, a power of two. precision: see arithmetic.py. programs: so many keep the device
-    busy; segments grow longer only where enough are left. output, information and coordinates take
-    any chunk. weak_output, with either weak_gradients or the pair weak_information and
-    weak_coordinates, takes weak ones; None where there are no such kernels. coordinates and
+    chunk: tokens, a power of two. precision: of `tiles.Constants`. programs: so many keep the
+    device busy; segments grow longer only where enough are left. output, information and
+    coordinates take any chunk. weak_output, with either weak_gradients or the pair weak_information
+    and weak_coordinates, takes weak ones; None where there are no such kernels. coordinates and
     weak_coordinates take a block of relation channels a program, weak_gradients holds all of them;
     of information channels states takes a block, the others hold all. scan: elements a program of
     the scan over segments takes, and loads it has in flight.
@@ -63,64 +50,6 @@ class Launches:
     weak_information: Launch | None = None
     weak_coordinates: Launch | None = None
     scan: tuple[int, int] = (128, 8)
-
-
-class Call(NamedTuple):
-    """What the shape decides of a call: `segments` of at most `segment_chunks` of `chunks`.
-
-    whole: whether the last chunk is full. group: heads of p1 for one of p2 and info.
-    """
-
-    launches: Launches
-    width: int
-    group: int
-    heads: int
-    chunks: int
-    segment_chunks: int
-    segments: int
-    whole: bool
-
-    @classmethod
-    def of(cls, p1: torch.Tensor, p2: torch.Tensor) -> "Call":
-        B, H, T, D = p1.shape
-        launches = select_launches(p1.device, p1.element_size(), D)
-        chunks, length = cdiv(T, launches.chunk), 1
-        while length < LONGEST_SEGMENT and B * H * chunks >= 2 * length * launches.programs:
-            length *= 2
-        whole = T % launches.chunk == 0
-        group = H // p2.shape[1]
-        return cls(launches, D, group, B * H, chunks, length, cdiv(chunks, length), whole)
-
-    def options(self, launch: Launch, *strided: torch.Tensor) -> dict[str, int | str]:
-        """The constants of a pass's kernel, with Triton's options; strided: its (B, H, T, D)."""
-        width = padded_width(self.width)
-        capped = {} if launch.registers is None else {"maxnreg": launch.registers}
-        return capped | {
-            "PRECISION": self.launches.precision,
-            "D": self.width,
-            "GROUP": self.group,
-            "ALIGNED": math.gcd(16, *(stride for x in strided for stride in x.stride()[:2])),
-            "CHUNK": self.launches.chunk,
-            "WHOLE": self.whole,
-            # No tile is wider than it has to be.
-            "BLOCK_D": min(launch.block_d, width),
-            "BLOCK_V": min(launch.block_v, width),
-            "num_warps": launch.num_warps,
-            "num_stages": launch.num_stages,
-        }
-
-    def share_out(self, launch: Launch) -> tuple[int, dict[str, int]]:
-        """The programs of a pass over any chunks, and of how many chunks each takes at most.
-
-        More than a GPU holds where the kernels could not count turns times chunks in 32 bits.
-        """
-        programs, all_chunks = launch.programs, self.heads * self.chunks
-        while True:
-            share = next_power_of_2(cdiv(all_chunks, programs))
-            if share * self.chunks < 2**31:
-                levels = self.launches.chunk.bit_length() - 1
-                return min(all_chunks, programs), {"SHARE": share, "LEVELS": levels}
-            programs *= 2
 
 
 # FP32 products run on the ordinary cores, whose operands fill the registers: small tiles.
@@ -191,31 +120,18 @@ _ANY = Launches(
     coordinates=Launch(16, 16, 1, 1, programs=5),
     scan=(1024, 2),
 )  # fmt: skip
+_WEAK = Launch(16, 128, 1, 1)
 # One for each way to treat weak chunks; the interpreter takes the first by default.
 INTERPRETED = [
-    replace(
-        _ANY,
-        weak_output=Launch(16, 128, 1, 1),
-        weak_gradients=Launch(128, 128, 1, 1),
-    ),
-    replace(
-        _ANY,
-        weak_output=Launch(16, 128, 1, 1),
-        weak_information=Launch(16, 128, 1, 1),
-        weak_coordinates=Launch(16, 16, 1, 1),
-    ),
+    replace(_ANY, weak_output=_WEAK, weak_gradients=Launch(128, 128, 1, 1)),
+    replace(_ANY, weak_output=_WEAK, weak_information=_WEAK, weak_coordinates=Launch(16, 16, 1, 1)),
     _ANY,
 ]
 
 
 def select_launches(device: torch.device, element_size: int, head_dim: int) -> Launches:
-    """The entry for a device and head width. Every GPU but sm_90 takes sm_120's."""
+    """The entry for a device, bytes an element and head width."""
     if device.type == "cpu":
         return INTERPRETED[0]
-    return _of_gpu(device, element_size, head_dim)
-
-
-@functools.cache
-def _of_gpu(device: torch.device, element_size: int, head_dim: int) -> Launches:
-    name = HOPPER if architecture(device) == HOPPER else SMALL
-    return next(entry for entry in LAUNCHES[name, element_size] if entry.widest >= head_dim)
+    entries = LAUNCHES[architecture(device), element_size]
+    return next(entry for entry in entries if entry.widest >= head_dim)

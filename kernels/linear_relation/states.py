@@ -1,35 +1,140 @@
-"""The states between chunks, in two levels: along each segment of chunks, then over segments.
+"""What a chunk's own pass takes: Self, norms and sums of retention; and the states between chunks.
 
-The same two kernels carry C forward and its gradient backward: C_t = Diag(alpha_t) C_{t-1} +
-w_t I_t^T one way, dC_{t-1} = Diag(alpha_t) (dC_t + r_t dY_t^T) the other.
+States go in two levels: along each segment of chunks, then over segments. The same two kernels
+carry C forward and its gradient backward: C_t = Diag(alpha_t) C_{t-1} + w_t I_t^T one way,
+dC_{t-1} = Diag(alpha_t) (dC_t + r_t dY_t^T) the other.
 """
 
-import torch
 import triton
 import triton.language as tl
 
-from relation.kernels.linear_relation.arithmetic import exp, product
-from relation.kernels.linear_relation.launches import Call, cdiv, next_power_of_2
 from relation.kernels.linear_relation.tiles import (
-    Prepared,
-    States,
+    NORM_FLOOR,
+    at,
+    exp,
     load_channels,
     load_selves,
     load_tokens,
     of_head,
+    of_rows,
+    product,
     state_tile,
-    strided,
+    store_row,
+    store_tokens,
+    zeros,
 )
+
+# exp(-105) is 0 in FP32, so a stronger step changes nothing. It keeps sums finite and small: over
+# half a chunk of 64 below 4096, where FP32 rounds by 1.2e-4.
+STRONGEST = tl.constexpr(-105.0)
+# The factors of a weak chunk's halves are at most exp(60): a pair of tokens that no result takes
+# may overflow, and is masked. In FP32 dg would be too small beside what cancels in it.
+LARGEST_OF_16_BITS, LARGEST_OF_FP32 = tl.constexpr(60.0), tl.constexpr(40.0)
 
 
 @triton.jit
-def _from_registers(tile, PRECISION: tl.constexpr):
+def _load_retention(g, d_start, K: tl.constexpr):
+    tile = load_tokens(g, d_start, K.BLOCK_D, K).to(tl.float32)
+    tile = tl.where(tile < STRONGEST, STRONGEST, tile)
+    return tile.to(tl.float64) if K.PRECISION == "ieee" else tile
+
+
+@triton.jit(do_not_specialize=["T", "chunks"])
+def prepare_kernel(
+    p1, p2, log_retention, prepared, H, T, scale, chunks, SEES_WEAK: tl.constexpr, K: tl.constexpr
+):
+    """Read p1, p2 and g once. SEES_WEAK: there are kernels for weak chunks."""
+    D: tl.constexpr = K.D
+    BLOCK_D: tl.constexpr = K.BLOCK_D
+    h, head, chunk = tl.program_id(0), tl.cast(tl.program_id(0), tl.int64), tl.program_id(1)
+    t_start = chunk * K.CHUNK
+    p1 = of_head(p1, h, H, t_start, T, K)
+    p2 = of_head(p2, h // K.GROUP, H // K.GROUP, t_start, T, K)
+    log_retention = of_head(log_retention, h, H, t_start, T, K)
+
+    pair = zeros(K.CHUNK)
+    square1 = zeros(K.CHUNK)
+    square2 = zeros(K.CHUNK)
+    for d_start in tl.static_range(0, D, BLOCK_D):
+        p1_d = load_tokens(p1, d_start, BLOCK_D, K).to(tl.float32)
+        p2_d = load_tokens(p2, d_start, BLOCK_D, K).to(tl.float32)
+        pair += tl.sum(p1_d * p2_d, 1)
+        square1 += tl.sum(p1_d * p1_d, 1)
+        square2 += tl.sum(p2_d * p2_d, 1)
+    # torch.compile passes Python numbers in FP64, which would widen everything they touch.
+    S = tl.sigmoid(pair * tl.cast(scale, tl.float32))
+    inverse_norm1 = 1.0 / tl.maximum(tl.sqrt(square1), NORM_FLOOR)
+    inverse_norm2 = 1.0 / tl.maximum(tl.sqrt(square2), NORM_FLOOR)
+    store_row(prepared.selves, S, 3 * head, t_start, T, K)
+    store_row(prepared.selves, inverse_norm1, 3 * head + 1, t_start, T, K)
+    store_row(prepared.selves, inverse_norm2, 3 * head + 2, t_start, T, K)
+
+    here = head * chunks + chunk
+    halves = prepared.halves + here * 2 * D
+    t = tl.arange(0, K.CHUNK)
+    is_left = (t < K.CHUNK // 2)[:, None]
+    strongest = 0.0
+    for d_start in tl.static_range(0, D, BLOCK_D):
+        g = _load_retention(log_retention, d_start, K)
+        left = tl.sum(tl.where(is_left, g, 0.0), 0)
+        right = tl.sum(tl.where(is_left, 0.0, g), 0)
+        d = d_start + tl.arange(0, BLOCK_D)
+        tl.store(halves + d, left, mask=d < D)
+        tl.store(halves + D + d, right, mask=d < D)
+        strongest = tl.minimum(strongest, tl.min(tl.minimum(left, right), 0))
+    largest = LARGEST_OF_FP32 if K.PRECISION == "ieee" else LARGEST_OF_16_BITS
+    is_weak = SEES_WEAK and strongest >= -largest
+    tokens = tl.minimum(T - t_start, K.CHUNK)
+    if is_weak & (tokens < K.CHUNK):
+        # The weak kernels form dg from terms of order one, which cancel to the size of exp(g). In
+        # a full weak chunk every channel's mean step is at least -largest / (CHUNK / 2). Of a few
+        # tokens all may be stronger, and dg smaller than the rounding of its terms. One token
+        # without a state has dg = 0, which these terms only round to.
+        weakest = float("-inf")
+        for d_start in tl.static_range(0, D, BLOCK_D):
+            g = _load_retention(log_retention, d_start, K)
+            d = d_start + tl.arange(0, BLOCK_D)
+            total = tl.where(d < D, tl.sum(g, 0), float("-inf")).to(tl.float32)
+            weakest = tl.maximum(weakest, tl.max(total, 0))
+        is_weak = (weakest * (K.CHUNK // 2) >= -largest * tokens) & (tokens > 1)
+    tl.store(prepared.weak + here, is_weak.to(tl.uint8))
+
+    # A product sums g over intervals: after the middle up to t, and, negative, after t up to it.
+    right_of = (t >= K.CHUNK // 2).to(tl.float32)
+    steps = tl.where(t[None, :] <= t[:, None], right_of[None, :], (right_of - 1)[None, :])
+    for d_start in tl.static_range(0, D, BLOCK_D):
+        if D > BLOCK_D:
+            g = _load_retention(log_retention, d_start, K)
+        if K.PRECISION == "ieee":
+            left = tl.sum(tl.where(is_left, g, 0.0), 0)
+            exponent = tl.cumsum(g, 0) - left[None, :]
+        else:
+            exponent = product(steps.to(tl.bfloat16), g, K)
+        exponents = of_rows(prepared.exponents, head * T * K.D, t_start, T, K.D)
+        store_tokens(exponents, exponent, d_start, BLOCK_D, K)
+    if K.PRECISION != "ieee" and not is_weak:
+        # Sums that the exponents start and end with, so that what the product has rounded cancels.
+        tl.debug_barrier()
+        rows, first = prepared.exponents + head * T * D, tl.cast(t_start, tl.int64)
+        pointer, stride_t, stride_d, _, _ = log_retention
+        for d_start in tl.static_range(0, D, BLOCK_D):
+            d = d_start + tl.arange(0, BLOCK_D)
+            g_first = tl.load(pointer + first * stride_t + d * stride_d, mask=d < D, other=0.0)
+            g_first = tl.maximum(g_first.to(tl.float32), STRONGEST)
+            from_start = g_first - load_channels(rows, first, d_start, K)
+            to_end = load_channels(rows, first + tokens - 1, d_start, K)
+            tl.store(halves + d, from_start, mask=d < D)
+            tl.store(halves + D + d, to_end, mask=d < D)
+
+
+@triton.jit
+def _from_registers(tile, K: tl.constexpr):
     """The tile, 16 bits a number, as a result and not as a load.
 
     wgmma reads a load of a pipelined loop where cp.async has put it, which Triton before 3.7.1 does
     not fence. A result is stored for it, with the fence.
     """
-    if PRECISION == "ieee" or tile.dtype == tl.float32:
+    if K.PRECISION == "ieee" or tile.dtype == tl.float32:
         return tile
     else:
         return tl.inline_asm_elementwise(
@@ -40,64 +145,57 @@ def _from_registers(tile, PRECISION: tl.constexpr):
 @triton.jit(do_not_specialize=["T", "chunks", "segment_chunks"])
 def chunk_states_kernel(
     p1, p2, value, prepared, within, log_decay, added, added_log_decay,
-    H, T, chunks, segment_chunks,
-    PRECISION: tl.constexpr, D: tl.constexpr, GROUP: tl.constexpr, ALIGNED: tl.constexpr,
-    CHUNK: tl.constexpr, WHOLE: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
-    BACKWARD: tl.constexpr,
+    H, T, chunks, segment_chunks, BACKWARD: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
-    head = tl.cast(tl.program_id(0), tl.int64)
-    segment = tl.program_id(1)
-    v_blocks: tl.constexpr = (D + BLOCK_V - 1) // BLOCK_V
-    d_start = tl.program_id(2) // v_blocks * BLOCK_D
-    v_start = tl.program_id(2) % v_blocks * BLOCK_V
+    """A segment's chunks, one after the other, from a state of zeros."""
+    h, head, segment = tl.program_id(0), tl.cast(tl.program_id(0), tl.int64), tl.program_id(1)
+    v_blocks: tl.constexpr = (K.D + K.BLOCK_V - 1) // K.BLOCK_V
+    d_start = tl.program_id(2) // v_blocks * K.BLOCK_D
+    v_start = tl.program_id(2) % v_blocks * K.BLOCK_V
     # The values are information forward and dY backward, which no heads share.
-    SHARED: tl.constexpr = 1 if BACKWARD else GROUP
-    value = of_head(value, tl.program_id(0) // SHARED, H // SHARED, ALIGNED)
-    if BACKWARD:
-        coordinates = of_head(p1, tl.program_id(0), H, ALIGNED)
-    else:
-        coordinates = of_head(p2, tl.program_id(0) // GROUP, H // GROUP, ALIGNED)
-    within += head * chunks * D * D
-    log_decay += head * chunks * D
-    exponents = prepared.exponents + head * T * D, D, 1
+    SHARED: tl.constexpr = 1 if BACKWARD else K.GROUP
+    value = of_head(value, h // SHARED, H // SHARED, 0, T, K)
+    coordinates = of_head(p1 if BACKWARD else p2, h // SHARED, H // SHARED, 0, T, K)
+    within += head * chunks * K.D * K.D
+    log_decay += head * chunks * K.D
+    exponents = of_rows(prepared.exponents, head * T * K.D, 0, T, K.D)
     out = head * tl.num_programs(1) + segment
 
-    t, d = tl.arange(0, CHUNK), d_start + tl.arange(0, BLOCK_D)
-    offsets, inside = state_tile(d_start, v_start, D, BLOCK_D, BLOCK_V)
+    t, d = tl.arange(0, K.CHUNK), d_start + tl.arange(0, K.BLOCK_D)
+    offsets, inside = state_tile(d_start, v_start, K)
     # Every block of information channels needs the retention; the first one records it.
-    records = d < tl.where(v_start == 0, D, 0)
+    records = d < tl.where(v_start == 0, K.D, 0)
     first = segment * segment_chunks
     count = tl.minimum(segment_chunks, chunks - first)
-    state = tl.zeros([BLOCK_D, BLOCK_V], tl.float32)
-    retained = tl.zeros([BLOCK_D], tl.float32)
+    state = zeros(K.BLOCK_D, K.BLOCK_V)
+    retained = zeros(K.BLOCK_D)
     for k in range(0, count):
         chunk = first + count - 1 - k if BACKWARD else first + k
         if k > 0:
-            tl.store(within + tl.cast(chunk, tl.int64) * D * D + offsets, state, mask=inside)
-            tl.store(log_decay + chunk * D + d, retained, mask=records)
-        t_start = chunk * CHUNK
-        value_t = load_tokens(value, t_start, T, v_start, D, CHUNK, BLOCK_V, WHOLE)
-        value_t = _from_registers(value_t, PRECISION)
-        S, inverse_norm1, inverse_norm2 = load_selves(prepared.selves, head, t_start, T, CHUNK)
-        coordinate = load_tokens(coordinates, t_start, T, d_start, D, CHUNK, BLOCK_D, WHOLE)
+            tl.store(within + tl.cast(chunk, tl.int64) * K.D * K.D + offsets, state, mask=inside)
+            tl.store(log_decay + chunk * K.D + d, retained, mask=records)
+        t_start = chunk * K.CHUNK
+        value_t = _from_registers(load_tokens(at(value, t_start), v_start, K.BLOCK_V, K), K)
+        S, inverse_norm1, inverse_norm2 = load_selves(prepared, head, t_start, T, K)
+        coordinate = load_tokens(at(coordinates, t_start), d_start, K.BLOCK_D, K)
         inverse_norm = inverse_norm1 if BACKWARD else inverse_norm2
         coordinate = coordinate.to(tl.float32) * (S * inverse_norm)[:, None]
         here = head * chunks + chunk
-        left = load_channels(prepared.halves, 2 * here, d_start, D, BLOCK_D)
-        right = load_channels(prepared.halves, 2 * here + 1, d_start, D, BLOCK_D)
-        exponent = load_tokens(exponents, t_start, T, d_start, D, CHUNK, BLOCK_D, WHOLE)
+        left = load_channels(prepared.halves, 2 * here, d_start, K)
+        right = load_channels(prepared.halves, 2 * here + 1, d_start, K)
+        exponent = load_tokens(at(exponents, t_start), d_start, K.BLOCK_D, K)
         # Backward G(0, t), forward G(t, n).
         exponent = left[None, :] + exponent if BACKWARD else right[None, :] - exponent
         # Past T the coordinates are zeros anyway. With a mask Triton lays the factors out so that
         # fewer registers are needed: without it they spill at D = 48.
-        factor = tl.where((t_start + t < T)[:, None], exp(exponent, PRECISION), 0.0)
+        factor = tl.where((t_start + t < T)[:, None], exp(exponent, K), 0.0)
         coordinate *= factor
         total = (left + right).to(tl.float32)
-        state *= exp(total, PRECISION)[:, None]
-        state += product(tl.trans(coordinate), value_t, PRECISION)
+        state *= exp(total, K)[:, None]
+        state += product(tl.trans(coordinate), value_t, K)
         retained += total
-    tl.store(added + out * D * D + offsets, state, mask=inside)
-    tl.store(added_log_decay + out * D + d, retained, mask=records)
+    tl.store(added + out * K.D * K.D + offsets, state, mask=inside)
+    tl.store(added_log_decay + out * K.D + d, retained, mask=records)
 
 
 @triton.jit
@@ -121,7 +219,7 @@ def segment_scan_kernel(
     if HAS_INITIAL:
         state = tl.load(initial + head * D * D + element, mask=inside, other=0.0)
     else:
-        state = tl.zeros([BLOCK], tl.float32)
+        state = zeros(BLOCK)
     steps = tl.arange(0, STEPS)
     last = (steps == STEPS - 1)[:, None]
     for start in range(0, segments, STEPS):
@@ -145,38 +243,3 @@ def segment_scan_kernel(
         tl.store(entry + ahead, states, mask=met)
         state = tl.sum(tl.where(last, states, 0.0), 0)
     tl.store(final + head * D * D + element, state, mask=inside)
-
-
-def carry_states(
-    call: Call,
-    p1: torch.Tensor,
-    p2: torch.Tensor,
-    value: torch.Tensor,
-    prepared: Prepared,
-    initial: torch.Tensor | None,
-    met: States,
-    *,
-    backward: bool,
-) -> torch.Tensor:
-    """Fill `met`, the states that the chunks meet, and return the one after the last chunk met.
-
-    Forward, value is the information, initial C_0 and the result C_T. Backward, value is dY,
-    initial dC_T and the result dC_0. None stands for zeros.
-    """
-    B, H, T, D = p1.shape
-    launches, (block, steps) = call.launches, call.launches.scan
-    added, final = torch.empty_like(met.entry), met.entry.new_empty(B, H, D, D)
-    added_log_decay = met.entry.new_empty(B, H, call.segments, D)
-    options = call.options(launches.states, p1, p2, value)
-    tiles = cdiv(D, options["BLOCK_D"]) * cdiv(D, options["BLOCK_V"])
-    chunk_states_kernel[(B * H, call.segments, tiles)](
-        *map(strided, (p1, p2, value)), prepared, met.within, met.log_decay, added,
-        added_log_decay, H, T, call.chunks, call.segment_chunks, BACKWARD=backward, **options,
-    )  # fmt: skip
-    segment_scan_kernel[(B * H, cdiv(D * D, block))](
-        added, added_log_decay, added if initial is None else initial.contiguous(), met.entry,
-        final, call.segments, BACKWARD=backward, HAS_INITIAL=initial is not None, D=D, BLOCK=block,
-        # Every step costs, also one past the last segment.
-        STEPS=min(steps, next_power_of_2(call.segments)), num_warps=1,
-    )  # fmt: skip
-    return final

@@ -1,7 +1,8 @@
-"""Where a head's tokens and states lie, and loads and stores of masked tiles.
+"""What all passes share: a kernel's constants, views of heads, masked tiles, exp and products.
 
 A kernel takes a (B, H, T, D) tensor as `strided` gives it, a pointer with four strides. `of_head`
-makes of it a view of one head: (pointer, stride of tokens, stride of channels).
+makes of it a view of one head: (pointer, stride of tokens, stride of channels, t_start, T), of
+which `load_tokens` and `store_tokens` take the chunk at t_start.
 """
 
 from typing import NamedTuple
@@ -11,6 +12,34 @@ import triton
 import triton.language as tl
 
 from relation.kernels.common import offset_of_head
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+# F.normalize divides by the norm, or by this where the norm is smaller.
+NORM_FLOOR = tl.constexpr(1e-12)
+
+
+class Constants(NamedTuple):
+    """K of every kernel: what it is compiled for.
+
+    PRECISION: "bf16x3" for 16-bit inputs and "ieee" for FP32, whose exponents are FP64. D: channels
+    of a head. GROUP: heads of p1 for one of p2 and info. ALIGNED: a divisor of the strides of batch
+    and heads. CHUNK: tokens. WHOLE: T is a multiple of CHUNK, so that no row needs a mask. BLOCK_D,
+    BLOCK_V: relation and information channels of a tile. Of `general` alone: BLOCK_S, relation
+    channels at a time of scores, backward as forward; SHARE, the chunks that a program takes;
+    LEVELS, how often a chunk is halved down to single tokens.
+    """
+
+    PRECISION: str
+    D: int
+    GROUP: int
+    ALIGNED: int
+    CHUNK: int
+    WHOLE: bool
+    BLOCK_D: int
+    BLOCK_V: int
+    BLOCK_S: int
+    SHARE: int
+    LEVELS: int
 
 
 class Prepared(NamedTuple):
@@ -41,132 +70,244 @@ class States(NamedTuple):
     entry: torch.Tensor
 
 
+class Between(NamedTuple):
+    """What the passes over information leave for those over coordinates; contiguous, FP32.
+
+    read_dread, write_dwrite: (B, H, T), <r, dr> and <w, dw>. dscores: a chunk's <dY_t, I_j>, FP32
+    or two BF16 parts. dread, dwrite: (B, H, T, D), what the states give to dr and dw. dtotal:
+    (B, H, chunks, D), what a chunk gives to all of its dg.
+    """
+
+    read_dread: torch.Tensor
+    write_dwrite: torch.Tensor
+    dscores: torch.Tensor
+    dread: torch.Tensor
+    dwrite: torch.Tensor
+    dtotal: torch.Tensor
+
+
 def strided(x: torch.Tensor) -> tuple:
     """A kernel's argument for a tensor of any strides."""
     return x, x.stride()
 
 
 @triton.jit
-def of_head(x, head, H, ALIGNED: tl.constexpr):
+def of_head(x, head, H, t_start, T, K: tl.constexpr):
     """The view of head `head` of B H of a strided (B, H, T, D) tensor.
 
-    ALIGNED divides the strides of batch and heads. Triton recognises multiples of 16 alone, and
-    without a divisor it loads each number by itself: heads of 60 channels are aligned to 4.
+    Triton recognises strides that are multiples of 16 alone, and without a divisor it loads each
+    number by itself: heads of 60 channels are aligned to 4.
     """
     pointer, strides = x
     stride_b, stride_h, stride_t, stride_d = strides
-    if ALIGNED < 16:
-        stride_b, stride_h = stride_b // ALIGNED * ALIGNED, stride_h // ALIGNED * ALIGNED
-    return pointer + offset_of_head(head, H, stride_b, stride_h), stride_t, stride_d
+    if K.ALIGNED < 16:
+        stride_b, stride_h = stride_b // K.ALIGNED * K.ALIGNED, stride_h // K.ALIGNED * K.ALIGNED
+    return pointer + offset_of_head(head, H, stride_b, stride_h), stride_t, stride_d, t_start, T
 
 
 @triton.jit
-def load_tokens(
-    x, t_start, T, d_start,
-    D: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr, WHOLE: tl.constexpr,
-):  # fmt: skip
-    """Zeros outside. WHOLE: T is a multiple of BLOCK_T, so that no row needs a mask."""
-    pointers, inside = _tile(x, t_start, T, d_start, D, BLOCK_T, BLOCK_D, WHOLE)
-    if WHOLE and D % BLOCK_D == 0:
+def of_inputs(p1, p2, info, head, H, t_start, T, K: tl.constexpr):
+    """The views of p1 and of the p2 and information that its head shares."""
+    p1 = of_head(p1, head, H, t_start, T, K)
+    shared, fewer = head // K.GROUP, H // K.GROUP
+    p2 = of_head(p2, shared, fewer, t_start, T, K)
+    return p1, p2, of_head(info, shared, fewer, t_start, T, K)
+
+
+@triton.jit
+def of_rows(rows, start, t_start, T, D: tl.constexpr):
+    """The same of a contiguous (B, H, T, D), from element `start` on."""
+    return rows + start, D, 1, t_start, T
+
+
+@triton.jit
+def zeros(ROWS: tl.constexpr, COLUMNS: tl.constexpr = 0):
+    """FP32, (ROWS, COLUMNS) or (ROWS,). In a list, Triton before 3.8 takes parameters alone."""
+    return tl.zeros([ROWS] if COLUMNS == 0 else [ROWS, COLUMNS], tl.float32)
+
+
+@triton.jit
+def at(x, t_start):
+    """The view with another t_start."""
+    pointer, stride_t, stride_d, _, T = x
+    return pointer, stride_t, stride_d, t_start, T
+
+
+@triton.jit
+def load_tokens(x, d_start, BLOCK: tl.constexpr, K: tl.constexpr):
+    """(CHUNK, BLOCK) of a view, from channel d_start on; zeros outside."""
+    pointers, inside = _tile(x, d_start, BLOCK, K)
+    if K.WHOLE and K.D % BLOCK == 0:
         return tl.load(pointers)
     else:
         return tl.load(pointers, mask=inside, other=0.0)
 
 
 @triton.jit
-def store_tokens(
-    x, tile, t_start, T, d_start,
-    D: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr, WHOLE: tl.constexpr,
-):  # fmt: skip
-    pointers, inside = _tile(x, t_start, T, d_start, D, BLOCK_T, BLOCK_D, WHOLE)
+def store_tokens(x, tile, d_start, BLOCK: tl.constexpr, K: tl.constexpr):
+    pointers, inside = _tile(x, d_start, BLOCK, K)
     tile = tile.to(x[0].dtype.element_ty)
-    if WHOLE and D % BLOCK_D == 0:
+    if K.WHOLE and K.D % BLOCK == 0:
         tl.store(pointers, tile)
     else:
         tl.store(pointers, tile, mask=inside)
 
 
 @triton.jit
-def _tile(
-    x, t_start, T, d_start,
-    D: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr, WHOLE: tl.constexpr,
-):  # fmt: skip
-    pointer, stride_t, stride_d = x
-    t, d = tl.arange(0, BLOCK_T), d_start + tl.arange(0, BLOCK_D)
+def _tile(x, d_start, BLOCK: tl.constexpr, K: tl.constexpr):
+    pointer, stride_t, stride_d, t_start, T = x
+    t, d = tl.arange(0, K.CHUNK), d_start + tl.arange(0, BLOCK)
     pointers = pointer + tl.cast(t_start, tl.int64) * stride_t
     pointers += t[:, None] * stride_t + d[None, :] * stride_d
-    if WHOLE:
-        return pointers, (d < D)[None, :]
+    if K.WHOLE:
+        return pointers, (d < K.D)[None, :]
     else:
-        return pointers, (t_start + t < T)[:, None] & (d < D)[None, :]
+        return pointers, (t_start + t < T)[:, None] & (d < K.D)[None, :]
 
 
 @triton.jit
-def load_row(rows, head, t_start, T, BLOCK_T: tl.constexpr):
+def load_row(rows, head, t_start, T, K: tl.constexpr):
     """One FP32 number a token of a contiguous (heads, T); zeros outside."""
-    t = t_start + tl.arange(0, BLOCK_T)
+    t = t_start + tl.arange(0, K.CHUNK)
     return tl.load(rows + head * T + t, mask=t < T, other=0.0)
 
 
 @triton.jit
-def store_row(rows, row, head, t_start, T, BLOCK_T: tl.constexpr):
-    t = t_start + tl.arange(0, BLOCK_T)
+def store_row(rows, row, head, t_start, T, K: tl.constexpr):
+    t = t_start + tl.arange(0, K.CHUNK)
     tl.store(rows + head * T + t, row, mask=t < T)
 
 
 @triton.jit
-def load_selves(selves, head, t_start, T, BLOCK_T: tl.constexpr):
-    """S and the inverse norms of p1 and p2, each (BLOCK_T,)."""
-    S = load_row(selves, 3 * head, t_start, T, BLOCK_T)
-    inverse_norm1 = load_row(selves, 3 * head + 1, t_start, T, BLOCK_T)
-    inverse_norm2 = load_row(selves, 3 * head + 2, t_start, T, BLOCK_T)
+def load_selves(prepared, head, t_start, T, K: tl.constexpr):
+    """S and the inverse norms of p1 and p2, each (CHUNK,)."""
+    S = load_row(prepared.selves, 3 * head, t_start, T, K)
+    inverse_norm1 = load_row(prepared.selves, 3 * head + 1, t_start, T, K)
+    inverse_norm2 = load_row(prepared.selves, 3 * head + 2, t_start, T, K)
     return S, inverse_norm1, inverse_norm2
 
 
 @triton.jit
-def load_channels(rows, row, d_start, D: tl.constexpr, BLOCK_D: tl.constexpr):
+def load_channels(rows, row, d_start, K: tl.constexpr):
     """One number a channel, of row `row` of a contiguous (rows, D)."""
-    d = d_start + tl.arange(0, BLOCK_D)
-    return tl.load(rows + row * D + d, mask=d < D, other=0.0)
+    d = d_start + tl.arange(0, K.BLOCK_D)
+    return tl.load(rows + row * K.D + d, mask=d < K.D, other=0.0)
 
 
 @triton.jit
-def square_of(squares, number, CHUNK: tl.constexpr):
+def square_of(squares, number, K: tl.constexpr):
     """Pointers to one of many contiguous (CHUNK, CHUNK)."""
-    t = tl.arange(0, CHUNK)
-    return squares + number * CHUNK * CHUNK + t[:, None] * CHUNK + t[None, :]
+    t = tl.arange(0, K.CHUNK)
+    return squares + number * K.CHUNK * K.CHUNK + t[:, None] * K.CHUNK + t[None, :]
 
 
 @triton.jit
-def state_tile(d_start, v_start, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr):
+def state_tile(d_start, v_start, K: tl.constexpr):
     """Offsets of a (BLOCK_D, BLOCK_V) tile inside a contiguous (D, D) state, and their mask."""
-    d, v = d_start + tl.arange(0, BLOCK_D), v_start + tl.arange(0, BLOCK_V)
-    return d[:, None] * D + v[None, :], (d < D)[:, None] & (v < D)[None, :]
+    d, v = d_start + tl.arange(0, K.BLOCK_D), v_start + tl.arange(0, K.BLOCK_V)
+    return d[:, None] * K.D + v[None, :], (d < K.D)[:, None] & (v < K.D)[None, :]
 
 
 @triton.jit
-def place_of_chunk(chunk, head, chunks, segment_chunks, segments, D: tl.constexpr):
-    """Of a chunk its number, that of its segment, and `channels` of `load_state` for C and dC."""
+def places_of(chunk, head, chunks, segment_chunks, segments, K: tl.constexpr):
+    """A chunk's number, and the places for `load_state` of the C and the dC that it meets."""
     last = tl.minimum(chunks, (chunk // segment_chunks + 1) * segment_chunks) - 1
-    own_past = tl.where(chunk % segment_chunks > 0, D, 0)
-    own_future = tl.where(chunk < last, D, 0)
+    # The first chunk that meets a segment finds no part of the segment's.
+    past = tl.where(chunk % segment_chunks > 0, K.D, 0)
+    future = tl.where(chunk < last, K.D, 0)
     segment = head * segments + chunk // segment_chunks
-    return head * chunks + chunk, segment, own_past, own_future
+    here = head * chunks + chunk
+    return here, (here, segment, past), (here, segment, future)
 
 
 @triton.jit
-def load_state(
-    states, here, segment, channels, d_start,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
-):  # fmt: skip
-    """BLOCK_D rows of the state that a chunk meets: its segment's part, and what is left of entry.
-
-    channels: D, or 0 for the first chunk of a segment, which has no part of its segment's.
-    """
-    offsets, inside = state_tile(d_start, 0, D, BLOCK_D, BLOCK_V)
-    d = d_start + tl.arange(0, BLOCK_D)
+def load_state(states, place, d_start, K: tl.constexpr):
+    """BLOCK_D rows of the state that a chunk meets: its segment's part, and the rest of entry."""
+    here, segment, channels = place
+    offsets, inside = state_tile(d_start, 0, K)
+    d = d_start + tl.arange(0, K.BLOCK_D)
     own = d < channels
-    part = tl.load(states.within + here * D * D + offsets, mask=inside & own[:, None], other=0.0)
-    decay = tl.exp(tl.load(states.log_decay + here * D + d, mask=own, other=0.0))
-    entry = tl.load(states.entry + segment * D * D + offsets, mask=inside, other=0.0)
+    part = tl.load(
+        states.within + here * K.D * K.D + offsets, mask=inside & own[:, None], other=0.0
+    )
+    decay = tl.exp(tl.load(states.log_decay + here * K.D + d, mask=own, other=0.0))
+    entry = tl.load(states.entry + segment * K.D * K.D + offsets, mask=inside, other=0.0)
     return part + decay[:, None] * entry
+
+
+@triton.jit
+def exp(x, K: tl.constexpr):
+    """exp(x) in FP32; of "bf16x3" with a relative error of at most 2^-22 + 2^-24 |x|."""
+    if K.PRECISION == "ieee":
+        return tl.exp(x.to(tl.float32))
+    else:
+        return tl.inline_asm_elementwise(
+            "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x * LOG2_E], dtype=tl.float32, is_pure=True,
+            pack=1,
+        )  # fmt: skip
+
+
+@triton.jit
+def rounded(tile, like):
+    """The tile in BF16 where view `like` is: for results that are stored in it."""
+    if like[0].dtype.element_ty == tl.bfloat16:
+        return tile.to(tl.bfloat16)
+    else:
+        return tile
+
+
+@triton.jit
+def split(tile):
+    """Two BF16 tiles whose sum is the tile to 16 bits."""
+    tile = tile.to(tl.float32)
+    bits = tile.to(tl.uint32, bitcast=True)
+    # Cut, not rounded: a mask and a shift cost less than conversions, and the rest is exact.
+    high = (bits & 0xFFFF0000).to(tl.float32, bitcast=True)
+    return (bits >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True), (tile - high).to(tl.bfloat16)
+
+
+@triton.jit
+def product(a, b, K: tl.constexpr):
+    """a @ b in FP32. BF16 operands are exact; what is not BF16 is split into two of them.
+
+    Of two splits, the product of the lower parts is below 2^-16 and left out.
+    """
+    if K.PRECISION == "ieee":
+        result = tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")
+    elif a.dtype == b.dtype and a.dtype != tl.float32:
+        result = tl.dot(a, b)
+    elif a.dtype == tl.bfloat16:
+        b_high, b_low = split(b)
+        result = tl.dot(a, b_low)
+        result = tl.dot(a, b_high, result)
+    elif b.dtype == tl.bfloat16:
+        a_high, a_low = split(a)
+        result = tl.dot(a_low, b)
+        result = tl.dot(a_high, b, result)
+    else:
+        a_high, a_low = split(a)
+        b_high, b_low = split(b)
+        result = tl.dot(a_low, b_high)
+        result = tl.dot(a_high, b_low, result)
+        result = tl.dot(a_high, b_high, result)
+    return result
+
+
+@triton.jit
+def zeros_and_ones(where, K: tl.constexpr):
+    """A mask as an exact left factor of `product`."""
+    return where.to(tl.float32 if K.PRECISION == "ieee" else tl.bfloat16)
+
+
+@triton.jit
+def dlogit_of(sum_read, sum_write, S, scale):
+    """The gradient of <p1, p2> through Self, of <r, dr> and <w, dw>; (CHUNK, 1)."""
+    # torch.compile passes Python numbers in FP64, which would widen everything they touch.
+    return ((sum_read + sum_write) * (1.0 - S) * tl.cast(scale, tl.float32))[:, None]
+
+
+@triton.jit
+def project(dcoordinate, p, S, inverse_norm, along):
+    """The gradient of p from that of S p / max(|p|, NORM_FLOOR), a part of which is `along` p."""
+    along = tl.where(inverse_norm < 1.0 / NORM_FLOOR, along * inverse_norm, 0.0)
+    return inverse_norm[:, None] * (S[:, None] * dcoordinate - along[:, None] * p)

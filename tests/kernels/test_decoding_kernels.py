@@ -260,7 +260,7 @@ class TestInterpreted:
         case = History(24, torch.float32)
         whole = case.token(True, True)
         alone = decoding.history_token(
-            case.projected[3:4].view(1, 3, HEADS, 24), case.tables,
+            case.projected[3:4], case.tables,
             tuple(case.history[:, 3:4, :, :200].contiguous()), case.lengths[3:4], case.lam, 1.3,
         )  # fmt: skip
         assert torch.equal(alone[0], whole[3])
@@ -323,9 +323,7 @@ def cases(dtype: torch.dtype, chained: bool) -> list[Callable[[], object]]:
 def test_every_kernel_compiles_without_spilling(dtype, architecture):
     pytest.importorskip("triton")
     from fake_gpu import fake_gpu
-    from machine_code import faults_of, resources_of
-
-    from relation.kernels.common import SHARED_MEMORY
+    from machine_code import SHARED_MEMORY, faults_of, resources_of
 
     with fake_gpu(architecture) as compiled:
         for call in cases(dtype, True):
@@ -366,15 +364,13 @@ def test_a_chained_kernel_loads_before_it_waits_and_writes_afterwards(architectu
 def test_what_does_not_fit_is_refused_in_one_line():
     history, linear = History(16, torch.float32), Linear(16, torch.float32)
     history.lengths = history.lengths.long()
-    shared, grouped = (History(16, torch.float32, shared=2) for _ in range(2))
+    shared = History(16, torch.float32, shared=2)
     shared.projected = shared.projected[:, :5].contiguous()
-    grouped.projected = torch.zeros(len(LENGTHS), 3, HEADS, 16)
     linear.state = linear.state.double()
     rows, ids = torch.zeros(1, 2, dtype=torch.float64), torch.zeros(2, dtype=torch.int64)
     for call, said in (
         (lambda: history.token(True, True), "lengths"),
         (lambda: shared.token(True, True), "projected has 5 heads and the history 2"),
-        (lambda: grouped.token(True, True), "projected is"),
         (linear.token, "state"),
         (lambda: decoding.project(torch.zeros(2, 8), torch.zeros(4, 9), 1e-6), "x is"),
         (lambda: decoding.project(torch.zeros(2, 8), torch.zeros(8)), "weight has shape"),

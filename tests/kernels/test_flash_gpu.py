@@ -20,7 +20,7 @@ from relation import kernels
 from relation.kernels.documents import Documents
 
 # Of launches.toml's entries for Hopper with passes in Gluon.
-GLUON_WIDTHS = (48, 64, 80)
+GLUON_WIDTHS = (48, 64, 80, 96, 128)
 
 
 @pytest.mark.gpu
@@ -106,7 +106,7 @@ class TestOnDevice:
         p1, p2, info, dy, lam = draw(3, (2, 3, 300, width), torch.bfloat16, "cuda")
         assert_exact((p1, p2, info, dy[:1, :1, :1].expand_as(p1), lam))
 
-    @pytest.mark.parametrize("width", [*GLUON_WIDTHS, 96, 128])
+    @pytest.mark.parametrize("width", GLUON_WIDTHS)
     def test_equal_inputs_give_bitwise_equal_gradients(self, width):
         inputs = draw(2, (4, 8, 1000, width), torch.bfloat16, "cuda")
         once = differentiate(kernels.flash_relation, inputs)
@@ -116,7 +116,7 @@ class TestOnDevice:
 
     @pytest.mark.parametrize("width", GLUON_WIDTHS)
     def test_passes_in_gluon_and_in_triton(self, monkeypatch, width):
-        """The shipped choice on Hopper, and what documents and other Tritons take."""
+        """The shipped choice on Hopper, and what other Tritons take."""
         from relation.kernels.flash_relation import hopper, launch
 
         told = hopper.describe_passes(torch.device("cuda", 0), torch.bfloat16, width)

@@ -9,7 +9,8 @@ pytest.importorskip("triton")
 
 from relation.kernels.flash_relation import launches
 from relation.kernels.flash_relation.launches import load_launches
-from relation.kernels.linear_relation import launches as linear
+from relation.kernels.linear_relation.launch import Call
+from relation.kernels.linear_relation.launches import LAUNCHES
 
 
 def test_what_does_not_fit_together_is_refused(tmp_path):
@@ -25,8 +26,8 @@ def test_what_does_not_fit_together_is_refused(tmp_path):
 
 @pytest.mark.parametrize(("heads", "chunks"), [(1, 1), (2, 66), (8, 1000), (1, 2**20), (8, 2**18)])
 def test_linear_relations_programs_over_any_chunks_take_all_of_them(heads, chunks):
-    entry = linear.LAUNCHES["sm_90", 2][0]
-    call = linear.Call(entry, 48, 1, heads, chunks, 1, chunks, True)
-    programs, shared = call.share_out(entry.coordinates)
-    assert programs <= heads * chunks <= programs * shared["SHARE"]
-    assert shared["SHARE"] * chunks < 2**31
+    entry = LAUNCHES["sm_90", 2][0]
+    call = Call(entry, (1, heads, chunks * entry.chunk, 48), 1, chunks, 1, chunks)
+    programs, share = call.share_out(entry.coordinates)
+    assert programs <= heads * chunks <= programs * share
+    assert share * chunks < 2**31

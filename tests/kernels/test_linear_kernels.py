@@ -126,17 +126,18 @@ class TestInterpreted:
         g[:, 2, 20:34] = -50
         assert_exact(sharing((p1, p2, info, g, *others), shared))
 
-    def test_half_precision(self):
-        """exp(-60) of half a chunk is left."""
-        assert_exact(draw(3, (1, 1, 33, 20), torch.float16, kind=-7.5))
-
     @pytest.mark.parametrize(
-        ("dtype", "kind", "length"),
-        [(torch.float16, -30, 2), (torch.float32, -12, 1), (torch.float32, -12, 3)],
+        ("shape", "dtype", "kind"),
+        [
+            ((1, 1, 33, 20), torch.float16, -7.5),  # exp(-60) of half a chunk is left
+            # A few tokens keep as much as a weak chunk does, yet all of dg is small.
+            ((1, 1, 2, 16), torch.float16, -30),
+            ((1, 1, 1, 16), torch.float32, -12),
+            ((1, 1, 3, 16), torch.float32, -12),
+        ],
     )
-    def test_few_tokens_of_strong_retention(self, dtype, kind, length):
-        """They keep as much as a weak chunk does, yet all of dg is small."""
-        assert_exact(draw(3, (1, 1, length, 16), dtype, kind=kind))
+    def test_retention_between_weak_and_strong(self, shape, dtype, kind):
+        assert_exact(draw(3, shape, dtype, kind=kind))
 
     def test_differentiable_once(self):
         p1, p2, info, g, _, dy, _ = draw(12, (1, 2, 17, 16), state=False)
@@ -203,6 +204,10 @@ class TestInterpreted:
         assert p1.grad is None and state.grad is None
 
 
+def assert_exact_on_device(seed: int, shape: Shape, dtype, kind="model", state=True) -> None:
+    assert_exact(draw(seed, shape, dtype, "cuda", kind, state), truth=chunked_linear_relation)
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 class TestOnDevice:
@@ -214,46 +219,34 @@ class TestOnDevice:
     def test_every_length(self, dtype, width, kind):
         for length in (1, 2, 63, 64, 65, 127, 1000, 4096):
             # The largest of a few rounding errors is a matter of luck: never only a few tokens.
-            shape = (max(2, 128 // length), 3, length, width)
-            inputs = draw(length, shape, dtype, "cuda", kind)
-            assert_exact(inputs, truth=chunked_linear_relation)
+            assert_exact_on_device(length, (max(2, 128 // length), 3, length, width), dtype, kind)
 
     @pytest.mark.parametrize("dtype", SLACK)
     @pytest.mark.parametrize("width", [16, 48, 64, 80, 128])
     def test_few_tokens_of_strong_retention(self, dtype, width):
-        for length in (1, 2, 3, 5, 65):
-            for kind in (-2.5, -8, -12, -20, -30):
-                inputs = draw(length, (64, 3, length, width), dtype, "cuda", kind)
-                assert_exact(inputs, truth=chunked_linear_relation)
-
-    @pytest.mark.parametrize("dtype", SLACK)
-    @pytest.mark.parametrize("width", [16, 48, 64, 80, 128])
-    def test_one_token_without_a_state(self, dtype, width):
-        """There is nothing to retain: dg is zero."""
-        inputs = draw(1, (64, 3, 1, width), dtype, "cuda", state=False)
-        assert_exact(inputs, truth=chunked_linear_relation)
+        for length, kind in itertools.product((1, 2, 3, 5, 65), (-2.5, -8, -12, -20, -30)):
+            assert_exact_on_device(length, (64, 3, length, width), dtype, kind)
+        # One token without a state has nothing to retain: dg is zero.
+        assert_exact_on_device(1, (64, 3, 1, width), dtype, state=False)
 
     @pytest.mark.parametrize("width", [48, 64, 80, 128])
     def test_the_last_tokens_of_few_heads(self, width):
         """Under strong retention dp1 is largest there, through Self, by the gradient of C_T."""
         for seed in range(16):
-            inputs = draw(seed, (2, 3, 63, width), torch.bfloat16, "cuda", -1.875)
-            assert_exact(inputs, truth=chunked_linear_relation)
+            assert_exact_on_device(seed, (2, 3, 63, width), torch.bfloat16, -1.875)
 
     @pytest.mark.parametrize("dtype", SLACK)
     @pytest.mark.parametrize(("width", "heads"), [(48, 8), (64, 8), (64, 7), (80, 7)])
     def test_segments_of_chunks(self, dtype, width, heads):
         """And programs that take several chunks, of heads whose number they need not divide."""
         for kind in ("model", "scattered", "channels"):
-            inputs = draw(1, (33, heads, 1000, width), dtype, "cuda", kind)
-            assert_exact(inputs, truth=chunked_linear_relation)
+            assert_exact_on_device(1, (33, heads, 1000, width), dtype, kind)
 
     @pytest.mark.parametrize("dtype", SLACK)
     @pytest.mark.parametrize("width", [48, 80, 96])
     def test_chunks_of_weak_and_of_strong_retention(self, dtype, width):
         for length in (1000, 1024):  # of a whole last chunk, no row is masked
-            weak = draw(6, (2, 3, length, width), dtype, "cuda")
-            assert_exact(weak, truth=chunked_linear_relation)
+            assert_exact_on_device(6, (2, 3, length, width), dtype)
             p1, p2, info, g, *others = draw(7, (2, 3, length, width), dtype, "cuda")
             g[:, 0, 200:260] = g[:, 1, 640:] = -30
             assert_exact((p1, p2, info, g, *others), truth=chunked_linear_relation)

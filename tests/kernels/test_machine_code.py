@@ -10,6 +10,7 @@ import pytest
 import torch
 from interpreter import INTERPRETED
 from machine_code import (
+    SHARED_MEMORY,
     faults_of,
     has_products,
     overwritten_factors,
@@ -25,10 +26,9 @@ if INTERPRETED:
 
 from fake_gpu import fake_gpu
 
-from relation.kernels.common import SHARED_MEMORY
 from relation.kernels.flash_relation.launch import launch_backward, launch_forward
 from relation.kernels.flash_relation.launches import Launches, load_launches
-from relation.kernels.linear_relation import backward, forward, launches
+from relation.kernels.linear_relation import launch, launches
 
 PRODUCT = "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {%r1}, %rd1, %rd2, 1, 1, 1, 0, 0;"
 FENCE = "fence.proxy.async.shared::cta;"
@@ -146,7 +146,7 @@ FLASH = [
     for entry in entries
     for architecture in ((name,) if name == "sm_90" else ("sm_80", "sm_89", "sm_100", "sm_120"))
     # Narrower heads of an entry are other code: not scaled beforehand, or one tile of two.
-    for width in {32: (20, 32), 64: (60, 64), 128: (96, 100, 128)}.get(
+    for width in {32: (20, 32), 64: (60, 64), 128: (100, 128)}.get(
         entry.widest if name == "sm_90" and entry.bits == 16 else 0, (entry.widest,)
     )
 ]
@@ -172,9 +172,9 @@ def test_flash_relations_launches(architecture, launches):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("width", [48, 64, 80])
+@pytest.mark.parametrize("width", [48, 64, 80, 96, 128])
 def test_flash_relation_on_hopper_without_gluon(width):
-    """As documents, FP16 and other versions of Triton have it."""
+    """As FP16 and other versions of Triton have it."""
     entry = next(e for e in load_launches()["sm_90"] if e.bits == 16 and e.widest >= width)
     for name, kernels in compile_flash("sm_90", entry.in_triton()).items():
         assert_sound(name, kernels[0], "sm_90", 96)
@@ -201,12 +201,12 @@ LINEAR = [
 def test_linear_relations_launches(architecture, dtype, width, length, monkeypatch):
     entries = launches.LAUNCHES["sm_90" if architecture == "sm_90" else "sm_120", dtype.itemsize]
     entry = next(entry for entry in entries if entry.widest >= width)
-    monkeypatch.setattr(launches, "select_launches", lambda *given: entry)
+    monkeypatch.setattr(launch, "select_launches", lambda *given: entry)
     p1, p2, info = torch.zeros(3, 1, length, 8, width, dtype=dtype).transpose(2, 3)
     g = torch.zeros(1, length, 8, width).transpose(1, 2)
     with fake_gpu(architecture) as compiled:
-        y, _, kept = forward.launch_forward(p1, p2, info, g, None, 2.0)
-        backward.launch_backward(y, None, p1, p2, info, g, kept, 2.0)
+        y, _, *kept = launch.launch_forward(p1, p2, info, g, None, 2.0)
+        launch.launch_backward(y, None, p1, p2, info, g, kept, 2.0)
     assert {"prepare_kernel", "output_kernel", "coordinates_kernel"} < compiled.keys()
     for name, kernels in compiled.items():
         for kernel in kernels:

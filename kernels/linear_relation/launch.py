@@ -1,0 +1,238 @@
+"""The passes in their order, forward and backward, and the memory that they fill."""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from relation.kernels.common import empty_tokens, padded_width
+from relation.kernels.linear_relation.general import (
+    coordinates_kernel,
+    information_kernel,
+    output_kernel,
+)
+from relation.kernels.linear_relation.launches import Launch, Launches, select_launches
+from relation.kernels.linear_relation.states import (
+    chunk_states_kernel,
+    prepare_kernel,
+    segment_scan_kernel,
+)
+from relation.kernels.linear_relation.tiles import Between, Constants, Prepared, States, strided
+from relation.kernels.linear_relation.weak import (
+    weak_coordinates_kernel,
+    weak_gradients_kernel,
+    weak_information_kernel,
+    weak_output_kernel,
+)
+
+LONGEST_SEGMENT = 16
+# y, C_T, and what the backward pass takes beside the inputs: `Prepared`, then `States`.
+Results = tuple[(Tensor,) * 9]
+Gradients = tuple[(Tensor,) * 5]
+
+
+def cdiv(a: int, b: int) -> int:
+    """a / b rounded up; Triton's takes several microseconds on the host, as its next function."""
+    return -(-a // b)
+
+
+def next_power_of_2(n: int) -> int:
+    return 1 << (n - 1).bit_length()
+
+
+class Call(NamedTuple):
+    """What the shape of p1 decides of a call: `segments` of at most `segment_chunks` of `chunks`.
+
+    group: heads of p1 for one of p2 and info.
+    """
+
+    launches: Launches
+    shape: tuple[int, int, int, int]
+    group: int
+    chunks: int
+    segment_chunks: int
+    segments: int
+
+    @classmethod
+    def of(cls, p1: Tensor, p2: Tensor) -> "Call":
+        B, H, T, D = p1.shape
+        launches = select_launches(p1.device, p1.element_size(), D)
+        chunks, length = cdiv(T, launches.chunk), 1
+        while length < LONGEST_SEGMENT and B * H * chunks >= 2 * length * launches.programs:
+            length *= 2
+        return cls(launches, (B, H, T, D), H // p2.shape[1], chunks, length, cdiv(chunks, length))
+
+    @property
+    def heads(self) -> int:
+        return self.shape[0] * self.shape[1]
+
+    def empty(self, like: Tensor, *shapes: tuple[int, ...], dtype=torch.float32) -> list[Tensor]:
+        """Memory of each shape for each head."""
+        B, H, _, _ = self.shape
+        return [like.new_empty(B, H, *shape, dtype=dtype) for shape in shapes]
+
+    def empty_states(self, like: Tensor) -> States:
+        """For the states that chunks meet. A segment of one chunk has no part of its own."""
+        D, inner = self.shape[3], self.chunks if self.segment_chunks > 1 else 0
+        return States(*self.empty(like, (inner, D, D), (inner, D), (self.segments, D, D)))
+
+    def empty_kept(self, like: Tensor) -> tuple[Tensor, ...]:
+        """For what the forward pass leaves to the backward pass."""
+        _, _, T, D = self.shape
+        wide = torch.float64 if self.launches.precision == "ieee" else torch.float32
+        (selves,) = self.empty(like, (3, T))
+        (weak,) = self.empty(like, (self.chunks,), dtype=torch.uint8)
+        prepared = selves, weak, *self.empty(like, (T, D), (self.chunks, 2, D), dtype=wide)
+        return *prepared, *self.empty_states(like)
+
+    def share_out(self, launch: Launch) -> tuple[int, int]:
+        """The programs of a pass over any chunks, and how many chunks each takes at most.
+
+        More than a GPU holds where the kernels could not count turns times chunks in 32 bits.
+        """
+        programs, all_chunks = launch.programs, self.heads * self.chunks
+        while (share := next_power_of_2(cdiv(all_chunks, programs))) * self.chunks >= 2**31:
+            programs *= 2
+        return min(all_chunks, programs), share
+
+    def options(self, launch: Launch, *tensors: Tensor) -> dict[str, object]:
+        """The constants of a pass's kernel, with Triton's options; tensors: its (B, H, T, D)."""
+        (_, _, T, D), entry, widest = self.shape, self.launches, padded_width(self.shape[3])
+        # No tile is wider than it has to be.
+        block_d, block_v, block_s = (
+            min(block, widest) for block in (launch.block_d, launch.block_v, entry.output.block_d)
+        )
+        constants = Constants(
+            PRECISION=entry.precision,
+            D=D,
+            GROUP=self.group,
+            # Results are stored by token: their strides are multiples of D.
+            ALIGNED=math.gcd(16, D, *(stride for x in tensors for stride in x.stride()[:2])),
+            CHUNK=entry.chunk,
+            WHOLE=T % entry.chunk == 0,
+            BLOCK_D=block_d,
+            BLOCK_V=block_v,
+            BLOCK_S=block_s,
+            SHARE=self.share_out(launch)[1] if launch.programs else 1,
+            LEVELS=entry.chunk.bit_length() - 1,
+        )
+        capped = {} if launch.registers is None else {"maxnreg": launch.registers}
+        warps = {"num_warps": launch.num_warps, "num_stages": launch.num_stages}
+        return {"K": constants} | warps | capped
+
+    def run(
+        self, kernel, launch: Launch | None, tensors: tuple[Tensor, ...], *given,
+        blocked: bool = False, **constants,
+    ) -> None:  # fmt: skip
+        """Start a pass, if it has a launch, on (B, H, T, D) of any strides and what else it takes.
+
+        A program takes a chunk of a head, or a share of all chunks; blocked: a block of its
+        relation channels.
+        """
+        if launch is None:
+            return
+        options = self.options(launch, *tensors)
+        first, *rest = (
+            (self.share_out(launch)[0],) if launch.programs else (self.heads, self.chunks)
+        )
+        blocks = [cdiv(self.shape[3], options["K"].BLOCK_D)] if blocked else []
+        kernel[(first, *blocks, *rest)](*map(strided, tensors), *given, **constants, **options)
+
+
+def carry_states(
+    call: Call, p1: Tensor, p2: Tensor, value: Tensor, prepared: Prepared, initial: Tensor | None,
+    met: States, *, backward: bool,
+) -> Tensor:  # fmt: skip
+    """Fill `met`, the states that the chunks meet, and return the one after the last chunk met.
+
+    Forward, value is the information, initial C_0 and the result C_T. Backward, value is dY,
+    initial dC_T and the result dC_0. None stands for zeros.
+    """
+    (B, H, T, D), (block, steps) = call.shape, call.launches.scan
+    options = call.options(call.launches.states, p1, p2, value)
+    tiles = cdiv(D, options["K"].BLOCK_D) * cdiv(D, options["K"].BLOCK_V)
+    added, final = torch.empty_like(met.entry), met.entry.new_empty(B, H, D, D)
+    (added_log_decay,) = call.empty(final, (call.segments, D))
+    chunk_states_kernel[(B * H, call.segments, tiles)](
+        *map(strided, (p1, p2, value)), prepared, met.within, met.log_decay, added,
+        added_log_decay, H, T, call.chunks, call.segment_chunks, BACKWARD=backward, **options,
+    )  # fmt: skip
+    segment_scan_kernel[(B * H, cdiv(D * D, block))](
+        added, added_log_decay, added if initial is None else initial.contiguous(), met.entry,
+        final, call.segments, BACKWARD=backward, HAS_INITIAL=initial is not None, D=D, BLOCK=block,
+        # Every step costs, also one past the last segment.
+        STEPS=min(steps, next_power_of_2(call.segments)), num_warps=1,
+    )  # fmt: skip
+    return final
+
+
+def launch_forward(
+    p1: Tensor, p2: Tensor, info: Tensor, log_retention: Tensor, state: Tensor | None, tau: float
+) -> Results:
+    """Run the forward passes: y (B, H, T, D) in info's dtype, and C_T (B, H, D, D), FP32.
+
+    After these two comes what the backward pass takes.
+    """
+    call = Call.of(p1, p2)
+    (_, H, T, D), launches, kept = call.shape, call.launches, call.empty_kept(p1)
+    prepared, met, y = Prepared(*kept[:4]), States(*kept[4:]), empty_tokens(info, H)
+    chunks, segments = call.chunks, (call.segment_chunks, call.segments)
+    with torch.cuda.device_of(p1):
+        call.run(
+            prepare_kernel, launches.prepare, (p1, p2, log_retention), prepared, H, T,
+            1 / (tau * D**0.5), chunks, SEES_WEAK=launches.weak_output is not None,
+        )  # fmt: skip
+        final = carry_states(call, p1, p2, info, prepared, state, met, backward=False)
+        tensors, given = (p1, p2, info, y), (prepared, met, H, T, chunks)
+        call.run(weak_output_kernel, launches.weak_output, tensors, *given, *segments)
+        all_chunks = call.heads * chunks
+        call.run(output_kernel, launches.output, tensors, *given, all_chunks, *segments)
+    return y, final, *kept
+
+
+def launch_backward(
+    dy: Tensor, dfinal: Tensor | None, p1: Tensor, p2: Tensor, info: Tensor, log_retention: Tensor,
+    kept: list[Tensor], tau: float,
+) -> Gradients:  # fmt: skip
+    """Run the backward passes on the inputs and what `launch_forward` kept.
+
+    Returns the gradients of p1, p2, info and log_retention, each in its dtype, and dC_0
+    (B, H, D, D), FP32.
+    """
+    call = Call.of(p1, p2)
+    (_, H, T, D), launches = call.shape, call.launches
+    prepared, met, dmet = Prepared(*kept[:4]), States(*kept[4:]), call.empty_states(p1)
+    square = call.chunks, launches.chunk, launches.chunk
+    between = Between(*call.empty(p1, (T,), (T,), square, (T, D), (T, D), (call.chunks, D)))
+    # Heads that share p2 and info have gradients of their own until the end: of one chunk some may
+    # be weak and others not, and no kernel has both.
+    dp1, dp2, dinfo, dg = (empty_tokens(x, H) for x in (p1, p2, info, log_retention))
+    scale, chunks, all_chunks = 1 / (tau * D**0.5), call.chunks, call.heads * call.chunks
+    segments = call.segment_chunks, call.segments
+    tensors = p1, p2, info, dy
+    of_information = (*tensors, dinfo), prepared, met, dmet, between, H, T, chunks
+    of_coordinates = (p1, p2), dp1, dp2, dg, dp1.stride(), prepared, between, H, T, scale, chunks
+    with torch.cuda.device_of(p1):
+        dinitial = carry_states(call, p1, p2, dy, prepared, dfinal, dmet, backward=True)
+        call.run(
+            weak_gradients_kernel, launches.weak_gradients, tensors, dp1, dp2, dinfo, dg,
+            dp1.stride(), prepared, met, dmet, H, T, scale, chunks, *segments,
+        )  # fmt: skip
+        call.run(weak_information_kernel, launches.weak_information, *of_information, *segments)
+        call.run(weak_coordinates_kernel, launches.weak_coordinates, *of_coordinates, blocked=True)
+        every = *of_information, all_chunks, *segments
+        call.run(information_kernel, launches.information, *every)
+        every = *of_coordinates, all_chunks
+        call.run(coordinates_kernel, launches.coordinates, *every, blocked=True)
+    if call.group > 1:
+        dp2, dinfo = (_sum_over_groups(x, p2.shape[1]) for x in (dp2, dinfo))
+    return dp1, dp2, dinfo, dg, dinitial
+
+
+def _sum_over_groups(gradient: Tensor, shared: int) -> Tensor:
+    """Of (B, H, T, D), stored as (B, T, H, D), the sums of each H / shared neighbouring heads.
+
+    PyTorch adds 16-bit numbers in FP32, in an order that the shape decides.
+    """
+    return gradient.transpose(1, 2).unflatten(2, (shared, -1)).sum(3).transpose(1, 2)

@@ -1,0 +1,62 @@
+"""Linear Relation as PyTorch operators for torch.compile, and as a plain function for eager calls.
+
+No mathematics here: `launch` computes, this file registers. torch.compile calls the operators
+without a graph break; they are opaque to it. Eager PyTorch would spend as long on an operator's
+dispatch as on two launches.
+"""
+
+import torch
+from torch.autograd.function import once_differentiable
+from torch.library import custom_op
+
+from relation.kernels.common import empty_tokens
+from relation.kernels.linear_relation.launch import Call, launch_backward, launch_forward
+
+linear_forward = custom_op("relation::linear_relation", launch_forward, mutates_args=())
+linear_backward = custom_op("relation::linear_relation_backward", launch_backward, mutates_args=())
+
+
+@linear_forward.register_fake
+def _(p1, p2, info, log_retention, state, tau):
+    call = Call.of(p1, p2)
+    (final,) = call.empty(p1, p1.shape[3:] * 2)
+    return empty_tokens(info, p1.shape[1]), final, *call.empty_kept(p1)
+
+
+@linear_backward.register_fake
+def _(dy, dfinal, p1, p2, info, log_retention, kept, tau):
+    (dinitial,) = Call.of(p1, p2).empty(p1, p1.shape[3:] * 2)
+    return *(empty_tokens(x, x.shape[1]) for x in (p1, p2, info, log_retention)), dinitial
+
+
+def _save(ctx, inputs, output) -> None:
+    *tensors, state, ctx.tau = inputs
+    # Only y and the final state have gradients.
+    _, _, *kept = output
+    # Without this, autograd would fill a zero gradient of the final state in every backward.
+    ctx.set_materialize_grads(False)
+    ctx.mark_non_differentiable(*kept)
+    ctx.save_for_backward(*tensors, *kept)
+    ctx.has_state = state is not None
+
+
+def _differentiate(ctx, dy, dfinal, *_, launch=linear_backward):
+    p1, p2, info, log_retention, *kept = ctx.saved_tensors
+    if dy is None:  # only the final state was used
+        dy = torch.zeros_like(p1)
+    *gradients, dstate = launch(dy, dfinal, p1, p2, info, log_retention, kept, ctx.tau)
+    return *gradients, dstate if ctx.has_state else None, None
+
+
+linear_forward.register_autograd(_differentiate, setup_context=_save)
+
+
+class EagerRelation(torch.autograd.Function):
+    """The same without the operators' dispatch."""
+
+    forward, setup_context = staticmethod(launch_forward), staticmethod(_save)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, *gradients):
+        return _differentiate(ctx, *gradients, launch=launch_backward)
