@@ -100,17 +100,6 @@ def test_scores_past_the_range_of_fp16_are_right(kind, operator, autocast):
         assert (result.double() - truth).norm() <= bound * truth.norm()
 
 
-def test_every_backend_says_where_it_cannot_run(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    gpu, cpu, metal = map(torch.device, ("cuda", "cpu", "mps"))
-    for named in ops.BACKENDS.values():
-        for backend in named.values():
-            assert "no usable CUDA device" in backend.why_unavailable(gpu)
-    assert all(ops.get_backend(*pair).why_unavailable(cpu) is None for pair in PLAIN)
-    for name in ("flash", "cudnn"):
-        assert "mps" in ops.BACKENDS["mha"][name].why_unavailable(metal)
-
-
 class Elsewhere(NamedTuple):
     """What the choice of a backend reads of a state on a device that is not there."""
 
