@@ -88,18 +88,6 @@ def test_a_greedy_continuation_is_the_full_forwards(variant):
     assert state.length == 4 + 40 - 1
 
 
-def test_a_long_text_after_a_state_is_read_in_blocks():
-    model = build("hybrid")
-    text = torch.randint(53, (2 * BLOCK + 3,), generator=torch.Generator().manual_seed(0)).tolist()
-    sizes, read = [], model.read
-    model.read = lambda tokens, *rest: sizes.append(tokens.shape[1]) or read(tokens, *rest)
-    state = model.decode_state()
-    list(generate_tokens(model, text, 1, GREEDY, state=state))
-    found = list(generate_tokens(model, text, 3, GREEDY, state=state))
-    assert found == greedy(model, text + text, 3)
-    assert sizes == [2 * BLOCK + 3, BLOCK, BLOCK, 3]
-
-
 @pytest.mark.parametrize("variant", ["mha", "exchange-only", "hybrid"])
 def test_a_batch_continues_each_prompt_as_if_alone(variant):
     model = build(variant)
@@ -121,11 +109,15 @@ def test_a_drawn_text_depends_on_its_seed_and_row_alone():
 
 
 def test_generation_goes_on_from_a_state_and_takes_memory_as_tokens_come():
+    """With one token, and with a text longer than the blocks that it is read in."""
     model = build("hybrid")
     whole = greedy(model, [5, 2], 20)
     state = model.decode_state()
     first = list(generate_tokens(model, [5, 2], 8, GREEDY, state=state))
     assert first + list(generate_tokens(model, first[-1:], 12, GREEDY, state=state)) == whole
+    text = torch.randint(53, (BLOCK + 3,), generator=torch.Generator().manual_seed(0)).tolist()
+    found = list(generate_tokens(model, text, 3, GREEDY, state=state))
+    assert found == greedy(model, [5, 2, *whole[:-1], *text], 3)
     assert list(islice(generate_tokens(model, [5, 2], 10**15, GREEDY), 5)) == whole[:5]
     state = model.decode_state()
     lengths = [state.length for _ in generate_tokens(model, [1, 2, 3], 4, GREEDY, state=state)]
