@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 from relation import plan, records
-from report import claims, data, figures, site
+from report import claims, data, figures, overview, site
 from report.data import Setting
 from report.evidence import Evidence
 
@@ -153,7 +153,7 @@ def test_the_first_page_says_where_relation_is_surely_better() -> None:
     sure = Evidence("10M", "One", ours=-0.0363, low=-0.0477, high=-0.0249, **known)
     open_ = Evidence("30M", "One", ours=0.0065, low=-0.0461, high=0.0591, **known)
     alone = Evidence("100M", "One", ours=-0.01, **known)
-    told = site.answer([sure, open_, alone])
+    told = overview.answer([sure, open_, alone])
     assert "1 of 3" in told and "0.0363 nat/token (95% 0.0249 to 0.0477, 28 pairs)" in told
     assert "10M, One" in told and "In 2 of 3 comparisons no difference is established." in told
 
@@ -167,7 +167,7 @@ def test_text_of_records_is_escaped() -> None:
 def test_what_did_not_run_has_its_reason_and_its_command() -> None:
     found = load(CAMPAIGN, "scaled-sd-0.02")
     planned = found.planned.assign(status="failed", reason="loss is nan")
-    shown = site.Shown(found.setting, True, pd.DataFrame(), [], [], planned, [], "")
+    shown = site.Shown(found.setting, True, pd.DataFrame(), [], [], [], planned, [], "")
     rows = site.missing([shown], published=True)
     assert rows and all(row["why"] == "loss is nan" for row in rows)
     assert "scales=10M-mini" in rows[0]["command"]
