@@ -71,8 +71,6 @@ def test_a_cache_gives_the_rows_of_the_whole(kind, kv_heads):
     rows = [layer(block, cache=cache) for block in x.split([9, 1, 1, 10], dim=1)]
     assert_close(torch.cat(rows, dim=1), layer(x), T + D, scale=8)
     assert cache.length == T and not rows[0].requires_grad
-    if kind == "full":
-        assert cache.nbytes == 2 * 2 * T * (kv_heads or HEADS) * (D // HEADS) * 8
 
 
 @pytest.mark.parametrize("make", [

@@ -121,13 +121,6 @@ def test_probes_are_taken_at_the_start_and_after_each_part(trained: Path, data: 
                 assert last[name, layer.index].item() == expected
 
 
-def test_a_linear_model_has_no_flow_to_probe(data: Path, tmp_path: Path) -> None:
-    train(small_run("hybrid"), data, tmp_path / "out", tmp_path / "resume")
-    found = records.read(tmp_path / "out" / "probes.parquet", "probes")
-    assert set(found["metric"]) == {"lambda", "theta", "validation_nll"}
-    assert set(found.loc[found["metric"] == "lambda", "layer"]) == {3}
-
-
 def test_a_pair_starts_alike_and_reads_alike(trained: Path, data: Path, tmp_path: Path) -> None:
     train(small_run("mha"), data, tmp_path / "mha", tmp_path / "resume")
     train(small_run(seed=43), data, tmp_path / "seed", tmp_path / "resume")

@@ -97,13 +97,6 @@ def test_one_seed_is_asked_for_again(project: Path) -> None:
     assert planned_jobs(project, *TINY, "-R", target, "--", "all") == one
 
 
-def test_a_one_off_is_a_variation_of_that_name(project: Path) -> None:
-    vary = ("variants=full", "vary=learning_rate=2e-2")
-    output = snakemake(project, "--dry-run", *TINY, *vary).stdout
-    assert "runs/10M-mini/learning_rate=2e-2/full/42/run.parquet" in output
-    assert output.count("rule train:") == 1
-
-
 def test_what_is_shipped_is_not_made_again_and_is_in_the_report(copy: Path) -> None:
     done = run_module(copy, "relation", "publish", "campaign=tiny")
     assert done.returncode == 0, done.stdout
