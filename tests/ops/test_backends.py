@@ -2,7 +2,7 @@
 
 import importlib.util
 from functools import partial
-from typing import NamedTuple
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -100,18 +100,6 @@ def test_scores_past_the_range_of_fp16_are_right(kind, operator, autocast):
         assert (result.double() - truth).norm() <= bound * truth.norm()
 
 
-class Elsewhere(NamedTuple):
-    """What the choice of a backend reads of a state on a device that is not there."""
-
-    device: torch.device
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-
-    @property
-    def is_cuda(self) -> bool:
-        return self.device.type == "cuda"
-
-
 BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 KERNELS = importlib.import_module("relation.kernels.flash_relation.op")
 CAPABILITIES = {"cuda": (9, 0), "turing": (7, 5), "pascal": (6, 1), "rocm": (9, 4)}
@@ -139,7 +127,9 @@ def test_the_default_is_the_fastest_backend_that_runs(
     monkeypatch, recwarn, device, dtype, width, expected, triton
 ):
     is_gpu, find = device in CAPABILITIES, importlib.util.find_spec
-    x = Elsewhere(torch.device("cuda" if is_gpu else device), dtype, (1, 2, 20, width))
+    there = torch.device("cuda" if is_gpu else device)
+    # What the choice reads of a state on a device that is not there.
+    x = SimpleNamespace(device=there, is_cuda=is_gpu, dtype=dtype, shape=(1, 2, 20, width))
     found = triton and is_gpu
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: find(name) if found or name != "triton" else None
