@@ -32,7 +32,7 @@ from relation import ops
 from relation.errors import InputError
 from relation.kernels.checks import projection_dtype
 from relation.kernels.documents import Documents
-from relation.nn.cache import DecodeState, HistoryCache, LinearState
+from relation.nn.cache import Cache, DecodeState, HistoryCache, LinearState
 from relation.ops.attention import check_documents
 from relation.ops.backends import Automatic, around
 from relation.ops.rope import apply_rope, rope_angles
@@ -436,7 +436,7 @@ class Block(nn.Module):
         self,
         x: Tensor,
         rope: RopeTables,
-        cache: HistoryCache | LinearState | None = None,
+        cache: Cache | None = None,
         documents: Documents | None = None,
     ) -> Tensor:
         x = x + self.mixer(self.mixer_norm(x), rope, cache, documents)
@@ -481,14 +481,11 @@ class Decoder(nn.Module):
         state: what was read before them, which takes them in; as `decode`.
         """
         x = self.embed(tokens)  # (B, T, d)
-        if documents is not None and state is not None:
-            raise InputError("a decode state holds one document a row; give it or documents")
-        if state is None:
-            rope, caches = self.text_tables(tokens, documents), [None] * len(self.blocks)
-        else:
+        caches: Sequence[Cache | None] = [None] * len(self.blocks)
+        if state is not None:
             state.check(self.config.layout)
-            rope = self.rope_tables(state.places(tokens.shape[1], tokens.device))
             caches = state.layers
+        rope = self.rope_tables(places_of(tokens, documents, state))
         for block, cache in zip(self.blocks, caches, strict=True):
             x = block(x, rope, cache, documents)
         return self.norm(x)
@@ -507,13 +504,6 @@ class Decoder(nn.Module):
     def rope_tables(self, places: Tensor) -> RopeTables:
         """Cosine and sine, (..., d_h), of places (...) in a text; shared by all layers."""
         return rope_angles(places, self.config.head_dim, self.config.rope_base)
-
-    def text_tables(self, tokens: Tensor, documents: Documents | None) -> RopeTables:
-        """`rope_tables` of tokens (B, T): (T, d_h), or (B, T, d_h) by their places in documents."""
-        check_documents(documents, tokens[:, None])
-        if documents is not None:
-            return self.rope_tables(documents.positions)
-        return self.rope_tables(torch.arange(tokens.shape[1], device=tokens.device))
 
     def decode_state(self, capacity: int = 256) -> DecodeState:
         """An empty state to decode from; memory for `capacity` tokens is taken at the first."""
@@ -557,7 +547,7 @@ class Decoder(nn.Module):
                 "flow to diagnose"
             )
         x = self.embed(tokens)
-        rope = self.text_tables(tokens, documents)
+        rope = self.rope_tables(places_of(tokens, documents))
         for block in self.blocks:
             normed = block.mixer_norm(x)
             flow = block.mixer.flow(normed, rope, documents)
@@ -614,6 +604,23 @@ def retention_start(name: str, uniform: Tensor) -> Tensor:
 def _generator(seed: int, name: str) -> torch.Generator:
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+
+
+def places_of(
+    x: Tensor, documents: Documents | None = None, cache: Cache | DecodeState | None = None
+) -> Tensor:
+    """Where the tokens of x, (B, T) or (B, T, d), stand in their text, (T,) or (B, T) int64.
+
+    Raises InputError for documents of other tokens, or with a cache, whose rows are one text each.
+    """
+    check_documents(documents, x[:, None])
+    if documents is not None and cache is not None:
+        raise InputError("decoding takes no documents; give them or a cache, not both")
+    if documents is not None:
+        return documents.positions
+    if cache is not None:
+        return cache.places(x.shape[1], x.device)
+    return torch.arange(x.shape[1], device=x.device)
 
 
 def check_tokens(tokens: Tensor, vocabulary: int) -> None:
