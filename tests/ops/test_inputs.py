@@ -151,31 +151,26 @@ def test_an_unknown_or_impossible_backend_is_refused(arguments, said):
     assert_refused(said, ops.get_backend, *arguments)
 
 
-@pytest.mark.parametrize("operator", KERNELS, ids=name)
-@pytest.mark.parametrize(
-    ("states", "said"),
-    [
-        (X[..., :15], "head width is 15"),
-        (torch.zeros(1, 2, 3, 129), "head width is 129"),
-        (X.double(), "float64"),
-        (X.bfloat16(), "bit patterns of bfloat16"),
-    ],
-)
-def test_kernels_name_the_widths_and_dtypes_that_they_take(operator, states, said):
-    alike = {state: states for state in CALLS[operator] if state != "lam"}
-    assert_refused(said, operator, **{**CALLS[operator], **alike})
+WIDTHS = {
+    "head width is 15": X[..., :15],
+    "head width is 129": torch.zeros(1, 2, 3, 129),
+    "float64": X.double(),
+    "bit patterns of bfloat16": X.bfloat16(),
+}
 
 
 @pytest.mark.parametrize(
     ("operator", "wrong", "said"),
     [
+        *((kernels.flash_relation, dict.fromkeys(RELATION, x), said) for said, x in WIDTHS.items()),
+        *((kernels.linear_relation, dict.fromkeys(LINEAR, x), said) for said, x in WIDTHS.items()),
         (kernels.flash_relation, {"lam": LAM.bfloat16()}, "one float32 number"),
         (kernels.linear_relation, {"log_retention": X.half()}, "log_retention has dtype float16"),
         (kernels.linear_relation, {"state": STATE.double()}, "in float32"),
         *((op, {"p1": X[:, :1]}, "p2 has 2 heads and p1 1") for op in KERNELS),
     ],
 )
-def test_kernels_name_what_else_does_not_fit(operator, wrong, said):
+def test_kernels_name_what_they_do_not_take(operator, wrong, said):
     assert_refused(said, operator, **{**CALLS[operator], **wrong})
 
 

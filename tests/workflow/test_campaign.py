@@ -64,9 +64,7 @@ def test_a_copied_or_touched_folder_and_edited_code_make_nothing_again(copy: Pat
     with (copy / "report/claims.py").open("a") as file:
         file.write("\n# An edit.\n")
     assert planned_jobs(copy, *TINY) == {"report": 1}
-
-
-def test_without_snakemakes_memory_nothing_is_trained_again(copy: Path) -> None:
+    # Nor is anything without Snakemake's memory, but what joins.
     shutil.rmtree(copy / ".snakemake")
     (copy / "results/tiny/data/sample-300/data.parquet").touch()
     assert not {"train", "prepare", "bench", "recall", "check"} & planned_jobs(copy, *TINY).keys()
