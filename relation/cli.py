@@ -25,9 +25,9 @@ Options = argparse.Namespace
 
 
 def _campaign(options: Options) -> Campaign:
-    """The campaign that --config and the choices name; --of, for a report of what is shipped."""
+    """The campaign that --config and the choices name; books, for a report of what is shipped."""
     if getattr(options, "published", False):
-        return load({"campaign": options.of})
+        return load({"campaign": "books"})
     choices = {}
     for choice in options.choices:
         key, equals, value = choice.partition("=")
@@ -395,7 +395,6 @@ def build_parser() -> argparse.ArgumentParser:
     add("collect", _collect, "join the records of a campaign's jobs, one file a kind")
     report = add("report", _report, "write the report of a campaign, or of what is shipped")
     report.add_argument("--published", action="store_true", help="of results/published")
-    report.add_argument("--of", default="books", help="whose columns that shows (default: books)")
     add("publish", _publish, "merge a campaign's records into results/published")
     generate = add("generate", _generate, "continue a prompt from a run's checkpoint", RUN)
     generate.add_argument("--prompt", required=True, help="<|endoftext|> begins a new document")

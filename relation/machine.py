@@ -1,4 +1,4 @@
-"""The machine: its devices and who holds them, progress, determinism, and peak memory."""
+"""The machine: its devices and who holds them, progress, and determinism."""
 
 import os
 import platform
@@ -123,31 +123,6 @@ def deterministic_algorithms(wanted: bool) -> Iterator[None]:
         yield
     finally:
         torch.use_deterministic_algorithms(before)
-
-
-class PeakMemory:
-    """The most bytes that PyTorch has allocated on a GPU since then; a CPU has none."""
-
-    def __init__(self, device: torch.device):
-        self._cuda = torch.cuda if device.type == "cuda" else None
-        self._before = 0
-        if self._cuda:
-            self._cuda.reset_peak_memory_stats()
-
-    def gib(self) -> float | None:
-        """The peak in GiB; None on a CPU."""
-        if self._cuda is None:
-            return None
-        self._before = max(self._before, self._cuda.max_memory_allocated())
-        return self._before / 2**30
-
-    @contextmanager
-    def left_out(self) -> Iterator[None]:
-        """Memory that is allocated and freed inside does not count."""
-        self.gib()
-        yield
-        if self._cuda:
-            self._cuda.reset_peak_memory_stats()
 
 
 class Progress(tqdm):
