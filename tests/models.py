@@ -7,8 +7,6 @@ from torch import Tensor
 from relation import ops
 from relation.nn import Decoder, ModelConfig
 
-FULL_LIKE = ("full", "exchange-only", "raw-x", "no-count", "no-givens", "single-head")
-PAPER = ("mha", *FULL_LIKE, "linear", "hybrid")
 TINY = {"layers": 4, "d_model": 24, "heads": 4, "d_ff": 20, "vocab_size": 29}
 TOKENS = torch.randint(29, (2, 11), generator=torch.Generator().manual_seed(1))
 

@@ -5,7 +5,7 @@ import hashlib
 import pytest
 import torch
 from conftest import refusal
-from models import PAPER, TINY, TOKENS, build, mixed, norm, stirred
+from models import TINY, TOKENS, build, mixed, norm, stirred
 from torch import Tensor
 
 from relation.errors import InputError
@@ -140,7 +140,7 @@ def test_a_model_is_the_equations(variant, changes, execution):
         assert not flow.triu(1).any()
 
 
-@pytest.mark.parametrize("variant", PAPER)
+@pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("rows", [TOKENS, TOKENS.int()])
 def test_documents_and_padding_leave_each_text_its_logits(variant, rows):
     model = stirred(variant)

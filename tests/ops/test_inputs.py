@@ -142,8 +142,8 @@ def test_givens_and_rope_need_pairs(heads, theta, said):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("full", "fast"), "no backend 'fast'; choose one of: reference, materialised, tiled"),
-        (("relation", "reference"), "unknown operator 'relation'; choose one of: mha, full"),
+        (("full", "fast"), "no backend 'fast'; choose among reference, materialised, tiled"),
+        (("relation", "reference"), "unknown operator 'relation'; choose among mha, full"),
         (("mha", "cudnn", "cpu"), "needs a CUDA device"),
     ],
 )
