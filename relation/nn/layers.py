@@ -16,11 +16,10 @@ from relation.nn.model import (
     Execution,
     FullRelationMixer,
     LinearRelationMixer,
-    Normed,
-    is_bare,
     places_of,
     retention_start,
 )
+from relation.nn.norms import Normed, is_bare
 from relation.ops.attention import check_documents
 from relation.ops.rope import rope_angles
 from relation.variants import FULL, LINEAR, MIXERS, ModelConfig, check_type
