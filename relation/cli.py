@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from relation import records
 from relation.config import CONFIG, parsed, reference
-from relation.errors import InputError, RelationError
+from relation.errors import InputError, RelationError, check_among
 from relation.plan import WHY_UNMEASURED, Campaign, Run, load
 from relation.variants import parameters
 
@@ -89,12 +89,9 @@ def _checkpoint(campaign: Campaign, run: Run) -> Path:
 def _prepare(campaign: Campaign, options: Options) -> Path:
     from relation.data.corpus import prepare
 
-    data = campaign.data.get(options.target)
-    if data is None:
-        raise InputError(
-            f"campaign {campaign.name} has no data {options.target!r}; choose among "
-            f"{', '.join(campaign.data)}"
-        )
+    problem = f"campaign {campaign.name} has no data {options.target!r}"
+    check_among(options.target, campaign.data, problem)
+    data = campaign.data[options.target]
     _same(options, data.hash, f"data {data.name}")
     out = campaign.folder / "data" / data.name
     prepare(data, out)
