@@ -22,6 +22,7 @@ from report import data, overview, readings, stats
 from report.data import bits_per_character, title
 from report.figures import style
 from report.figures.style import COLOUR, INK, MUTED, Bar, forest, grid, plot, save, signed
+from report.paper import SCALES
 
 MARGIN = 0.01  # nat/token, within which two arms count as equivalent
 EVERY_ARM = 216  # all arms have the fresh seeds below, the primary ones further ones
@@ -114,17 +115,17 @@ def answer(root: Path, fair: pd.DataFrame, folder: Path) -> Section | None:
     own = fair[fair["variation"].str.startswith(TUNED)]
     own = own.assign(final_nll=own["nll"], further=False, own_scale=own["scale"])
     own["scale"] = own["scale"].map(data.paper_scale)
-    rows = [row | {"title": "Tuned alike"} for row in overview.differences(own)]
-    for setting in plan.load({"campaign": "books"}).columns:
-        found = overview.differences(data.load(setting, root=root).runs)
-        rows += [row | {"title": str(setting)} for row in found]
-    if not rows:
-        return None
+    settings = plan.load({"campaign": "books"}).columns
+    runs = {str(setting): data.load(setting, root=root).runs for setting in settings}
     bars = []
-    for row in sorted(rows, key=lambda row: overview.SCALES.index(row["scale"])):
-        n = row["final_nll"].n
-        name = f"{row['scale']}: {row['title']}, {n} pair{'s' if n > 1 else ''}"
-        bars.append(Bar(name, row["final_nll"], printed=row["paper"]))
+    for name, of_setting in (runs | {"Tuned alike": own}).items():
+        for row in overview.differences(of_setting):
+            n, place = row["final_nll"].n, SCALES.index(row["scale"])
+            label = f"{row['scale']}: {name}, {n} pair{'s' if n > 1 else ''}"
+            bars.append((place, Bar(label, row["final_nll"], printed=row["paper"])))
+    if not bars:
+        return None
+    bars = [bar for _, bar in sorted(bars, key=lambda each: each[0])]
     figure, here = plot(0.4 * len(bars) + 0.7)
     forest(here, bars)
     here.set_xlabel("final validation NLL, Relation − MHA (nat/token)")
@@ -168,26 +169,26 @@ def primary(runs: pd.DataFrame) -> list[tuple[str, str]]:
 
 def tuned_alike(runs: pd.DataFrame) -> str:
     """What the fair comparison says in a sentence: its verdicts or, before them, its search."""
-    there = [one for one in compared(runs).itertuples() if one.family == "primary"]
-    if there:
-        told = [
-            f"{minus(one.over, one.under)}: {signed(one.found.welch)} over {len(one.found.seeds)} "
-            f"seeds, {verdict(one.found.welch.value, one.p, one.within)}"
-            for one in there
-        ]
-        return f"Each variant at its own learning rate, on a larger corpus: {'; '.join(told)}."
-    best, told = at_best(runs), {}
+
+    def told(over: str, under: str, found: Apart) -> str:
+        return f"{minus(over, under)}: {signed(found.welch)} over {len(found.seeds)} seeds"
+
+    there = compared(runs).query("family == 'primary'").itertuples()
+    verdicts = [
+        f"{told(one.over, one.under, one.found)}, "
+        f"{verdict(one.found.welch.value, one.p, one.within)}"
+        for one in there
+    ]
+    if verdicts:
+        return f"Each variant at its own learning rate, on a larger corpus: {'; '.join(verdicts)}."
+    best = at_best(runs)
     means = best.groupby("variant")["nll"].mean().sort_values().index
     lowest = [next((name for name in means if of_kind(name, kind)), "") for kind in PAIRED[::-1]]
-    for pair in (PAIRED[::-1], lowest):
-        if found := apart(best, *pair):
-            told[minus(*pair)] = f"{signed(found.welch)} over {len(found.seeds)} seeds"
-    if not told:
-        return ""
-    return (
-        "Each variant at the best of the learning rates tried, 10M on a larger corpus: "
-        f"{'; '.join(': '.join(one) for one in told.items())}. The same runs chose the rates; "
-        "fresh seeds have not run."
+    pairs = dict.fromkeys([PAIRED[::-1], tuple(lowest)])
+    found = "; ".join(told(*pair, one) for pair in pairs if (one := apart(best, *pair)))
+    return found and (
+        f"Each variant at the best of the learning rates tried, 10M on a larger corpus: {found}. "
+        "The same runs chose the rates; fresh seeds have not run."
     )
 
 
