@@ -96,13 +96,17 @@ def gpu_lock(count: int = 1, runs_per_gpu: int = 1) -> Iterator[list[int]]:
 
 
 @contextmanager
-def claim(name: str) -> Iterator[torch.device]:
-    """Yield the device "cpu", or "cuda" with a GPU, or a share of one, held until the end."""
+def claim(name: str, alone: bool = False) -> Iterator[torch.device]:
+    """Yield the device "cpu", or "cuda" with a GPU, or a share of one, held until the end.
+
+    alone: the whole GPU, on which this process takes no memory.
+    """
     if name == "cpu":
         yield torch.device("cpu")
         return
-    with gpu_lock(runs_per_gpu=RUNS_PER_GPU) as (index,):
-        torch.cuda.set_device(index)
+    with gpu_lock(runs_per_gpu=1 if alone else RUNS_PER_GPU) as (index,):
+        if not alone:
+            torch.cuda.set_device(index)
         yield torch.device("cuda", index)
 
 
