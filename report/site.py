@@ -77,12 +77,13 @@ def build(campaign: plan.Campaign, out: Path, published: bool) -> None:
     cells = pd.concat([each.cells for each in found], ignore_index=True)
     judged = {each.setting.name: each.judged for each in found}
     _write_frames(cells, judged, out)
-    render.write(tables.EVERY, cells, settings, out, zip(*judged.values(), strict=True))
+    verdicts = zip(*judged.values(), strict=True)
+    printed = render.write(tables.EVERY, cells, settings, out, verdicts)
     by_claim, pictures, miniature = _claims(judged), _pictures(found), found[0].miniature
     apart = overview.compared(settings, [each.pairs for each in found], miniature)
     pages = {
         "claims.html": {"claims": by_claim},
-        "tables.html": {"tables": _tables(cells, settings)},
+        "tables.html": {"tables": _tables(printed)},
         "figures.html": {"figures": pictures},
         "study.html": {"sections": list(map(_section, sections))},
         "assumptions.html": {"assumptions": assumptions(settings, campaigns)},
@@ -277,8 +278,8 @@ def _form(rows: Sequence[Evidence]) -> str:
     return f",.{min(max(3 - math.floor(math.log10(largest)), 0), 4)}f"
 
 
-def _tables(cells: pd.DataFrame, settings: Sequence[Setting]) -> list[dict[str, Any]]:
-    made = ((each, render.html(each, cells, settings)) for each in tables.EVERY)
+def _tables(printed: Sequence[render.Printed]) -> list[dict[str, Any]]:
+    made = ((each.table, render.html(each)) for each in printed)
     return [{"table": each, "html": Markup(html)} for each, html in made if html.strip()]
 
 

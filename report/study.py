@@ -126,10 +126,8 @@ def answer(root: Path, fair: pd.DataFrame, folder: Path) -> Section | None:
     if not bars:
         return None
     bars = [bar for _, bar in sorted(bars, key=lambda each: each[0])]
-    figure, here = plot(0.4 * len(bars) + 0.7)
-    forest(here, bars)
-    here.set_xlabel("final validation NLL, Relation − MHA (nat/token)")
-    save(figure, folder / "answer.svg")
+    label = "final validation NLL, Relation − MHA (nat/token)"
+    save(forest(bars, label), folder / "answer.svg")
     return Section("answer", figure=True)
 
 

@@ -78,7 +78,7 @@ class Table:
     """One table. frames: of `Records`, what `compute` takes; the first is what a gap lacks.
 
     rows: of a panel whose rows are not the paper's; scale: of rows that name none; names: labels of
-    rows whose key is none.
+    rows whose key is none; others are words, as 10M, 42 for 10M/42.
     """
 
     number: str
@@ -109,10 +109,6 @@ class Table:
         printed = paper.load(self.label)
         of = printed["column"].isin([column.column for column in self.panels[panel]])
         return list(printed["row"][of].unique())
-
-    def label_of(self, row: str) -> str:
-        """The printed label of a row: its name, or its key in words, as 10M, 42."""
-        return self.names.get(row) or row.replace("/", ", ")
 
 
 def table(number: str, label: str, title: str, **known: Any) -> Callable[[Callable], Table]:

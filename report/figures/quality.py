@@ -150,7 +150,5 @@ def variants(rows: pd.DataFrame, records: Records) -> Figure:
             name = f"{scale}, {title(variant)}, n = {len(own)}"
             found, points = stats.mean(own["apart"]), own["apart"]
             bars.append(style.Bar(name, found, printed=printed, points=points))
-    figure, here = style.plot(0.4 * len(bars) + 0.7)
-    style.forest(here, bars)
-    here.set_xlabel("final validation NLL less Full Relation’s of the same seed (nat/token)")
-    return figure
+    label = "final validation NLL less Full Relation’s of the same seed (nat/token)"
+    return style.forest(bars, label)

@@ -206,32 +206,28 @@ class Bar:
 
     name: str
     found: Estimate
-    colour: str = RELATION
     printed: float | None = None
     points: Sequence[float] = ()
 
 
-def forest(axes: Axes, bars: Sequence[Bar]) -> None:
+def forest(bars: Sequence[Bar], label: str) -> Figure:
     """Differences with their intervals, each below its name and its value in words."""
+    figure, axes = plot(0.4 * len(bars) + 0.7)
     sideways(axes, [""] * len(bars))
     axes.spines["left"].set_visible(False)
     axes.axvline(0, color=MUTED, linewidth=0.8, zorder=1)
-    shown = [0.0]
+    known = {"xycoords": ("axes fraction", "data"), "xytext": (0, 9)}
     for place, bar in enumerate(bars):
-        found, look = bar.found, {"color": bar.colour}
-        axes.plot(bar.points, [-place] * len(bar.points), "o", markersize=3, alpha=0.35, **look)
-        axes.plot((found.low, found.high), (-place, -place), **look)
-        axes.plot(found.value, -place, "o", **look)
+        found, points = bar.found, list(bar.points)
+        axes.plot(points, [-place] * len(points), "o", color=RELATION, markersize=3, alpha=0.35)
+        axes.plot((found.low, found.high), (-place, -place), color=RELATION)
+        axes.plot(found.value, -place, "o", color=RELATION)
         if bar.printed is not None:
             axes.plot(bar.printed, -place, "D", color=INK, markerfacecolor="none", markersize=5)
-            shown.append(bar.printed)
-        shown += [found.value, *bar.points]
-        shown += [] if math.isnan(found.low) else [found.low, found.high]
-        known = {"xycoords": ("axes fraction", "data"), "xytext": (0, 9)}
         beside(axes, (0, -place), bar.name, **known)
         beside(axes, (1, -place), signed(found), ha="right", **known)
-    margin = 0.04 * (max(shown) - min(shown))
-    axes.set(xlim=(min(shown) - margin, max(shown) + margin), ylim=(0.4 - len(bars), 0.8))
+    axes.set(xlabel=label, ylim=(0.4 - len(bars), 0.8))
+    return figure
 
 
 def pair_names(axes: Axes) -> None:
