@@ -6,45 +6,27 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import torch
+from torch import Tensor
+from training import CPU
 
-from relation import records
+from relation import plan, records
 from relation.beyond import recall
-from relation.beyond.recall import FILLER, Sequences, draw
+from relation.beyond.recall import FILLER, Sequences, answer, draw
 from relation.data.windows import IGNORED
 from relation.jobs import Recall
-from relation.variants import ModelConfig
 
 TASKS = ((16, 2), (48, 8))
 VOCABULARY = 64
 # A count of independent events is further from its mean than this once in 1.7 million.
 DEVIATIONS = 5.0
-OPTIMISER = {"betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1, "decay_embedding": True}
 
 
 def given(mixer: str = "full", layout: str = "FF", width: int = 16, **changes) -> Recall:
-    shape = {"vocab_size": VOCABULARY, "d_model": width, "heads": 2, "d_ff": 2 * width}
-    recall = Recall(
-        campaign="tests",
-        variation="base",
-        mixer=mixer,
-        models=(ModelConfig(**shape, layout=layout),),
-        optimizer=OPTIMISER | {"gradient_clip": 1.0},
-        plateau_fraction=0.8,
-        vocabulary=VOCABULARY,
-        tasks=TASKS,
-        gap_power=0.01,
-        learning_rates=(1e-3, 1e-2),
-        seeds=(42, 43),
-        updates=2,
-        warmup_updates=1,
-        sequences=2,
-        tested=4,
-        precision="fp32",
-        device="cpu",
-        compile=False,
-        backends={"mha": "flash", "full": "tiled", "linear": "chunked"},
-    )
-    return replace(recall, **changes)
+    """The tiny campaign's, with another model or other changes."""
+    (tiny,) = plan.load({"campaign": "tiny"}).recall
+    model = replace(tiny.models[0], layout=layout, d_model=width, d_ff=2 * width)
+    return replace(tiny, **{"mixer": mixer, "models": (model,), "tasks": TASKS, **changes})
 
 
 def recalled(tmp_path: Path, spec: Recall) -> pd.DataFrame:
@@ -94,6 +76,33 @@ def test_queries_follow_the_power_law_of_gaps(power: float) -> None:
     counts = np.bincount(drawn[:, 0], minlength=slots)
     spread = np.sqrt(rows * share * (1 - share))
     assert (np.abs(counts - rows * share) < DEVIATIONS * spread).all()
+
+
+# -- answers ---------------------------------------------------------------------------------------
+class Lookup(torch.nn.Module):
+    """Answers with what followed the token's first occurrence, if that is near; else with 0."""
+
+    def __init__(self, reach: int = 10**9):
+        super().__init__()
+        self.reach = reach
+
+    def states(self, tokens: Tensor) -> Tensor:
+        first = (tokens[:, :, None] == tokens[:, None, :]).int().argmax(2)
+        found = tokens.gather(1, (first + 1).clamp(max=tokens.shape[1] - 1))
+        places = torch.arange(tokens.shape[1])
+        return torch.where(places - first <= self.reach, found, 0)[..., None].double()
+
+    def logits(self, states: Tensor) -> Tensor:
+        return -50 * (states - torch.arange(VOCABULARY)).square()
+
+
+def test_a_lookup_table_is_right_as_far_as_it_reaches() -> None:
+    asked = draw(given(gap_power=1.0), 30, 6)
+    right, nll = answer(Lookup(), asked, 7, CPU, "fp32")
+    assert np.array_equal(right, asked.targets != IGNORED) and nll == pytest.approx(0, abs=1e-6)
+    right, _ = answer(Lookup(reach=16), asked, 30, CPU, "fp32")
+    near = (asked.distances > 0) & (asked.distances <= 16)
+    assert np.array_equal(right, near) and 0 < near[:, 1].sum() < (asked.distances[:, 1] > 0).sum()
 
 
 # -- trainings -------------------------------------------------------------------------------------
