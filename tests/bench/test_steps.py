@@ -8,7 +8,7 @@ import torch
 
 from relation import plan, records
 from relation.bench import steps
-from relation.bench.steps import updates
+from relation.bench.steps import groups_of, updates
 from relation.errors import InputError, RunError
 from relation.jobs import Bench, Side
 from relation.variants import ModelConfig
@@ -59,6 +59,14 @@ def test_the_corpus_is_read_where_it_is_given(tmp_path):
     with pytest.raises(InputError, match="missing or empty"):
         steps.measure(spec, tmp_path / "x.parquet", tmp_path / "absent")
     assert not (tmp_path / "x.parquet").exists()
+
+
+def test_contexts_that_fit_together_are_measured_together(tmp_path):
+    sides = [side("linear", "chunked", T, f"T={T}") for T in (8, 16, 32, 64, 128)]
+    groups = [[s.context for s in group] for group in groups_of(sides)]
+    assert groups == [[8, 16], [32], [64], [128]]
+    rows = measured(bench(*sides[:2], benchmark="linear-long", rounds=1), tmp_path)
+    assert list(rows["context"]) == [8, 16] and set(rows["status"]) == {"PASS"}
 
 
 def test_a_loss_that_is_not_finite_is_an_error():

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 from relation import plan, records
-from report import claims, data, figures, overview, site
+from report import claims, data, figures, overview, render, site
 from report.data import Setting
 from report.evidence import Evidence
 
@@ -159,7 +159,7 @@ def test_the_first_page_says_where_relation_is_surely_better() -> None:
 
 
 def test_text_of_records_is_escaped() -> None:
-    assert site.rich("<b>F_ii</b> `x_y` T^2") == (
+    assert render.rich("<b>F_ii</b> `x_y` T^2") == (
         "&lt;b&gt;<i>F</i><sub>ii</sub>&lt;/b&gt; <code>x_y</code> T<sup>2</sup>"
     )
 
