@@ -17,6 +17,10 @@ A, B = Setting("made", title="Nearest & best_1"), Setting("made", "other", title
 MAIN = next(each for each in tables.PAPER if each.label == "main-results")
 
 
+def html(of: table.Table, cells: pd.DataFrame, settings: list[Setting]) -> str:
+    return render.html(render.prepare(of, cells[cells["table"] == of.label], settings))
+
+
 @pytest.fixture(scope="module")
 def cells() -> pd.DataFrame:
     """Two settings: one with the pairs of 10M, one with nothing."""
@@ -25,7 +29,7 @@ def cells() -> pd.DataFrame:
 
 
 def test_a_line_has_the_papers_value_ours_with_its_interval_and_the_difference(cells) -> None:
-    text = render.html(MAIN, cells, [A])
+    text = html(MAIN, cells, [A])
     line = re.search(r">Δ \(nat/token\)</th>(.*?)</tr>", text, re.S)[1]
     assert "−0.0412" in line and "−0.0413" in line and "[−0.04" in line and "−0.0001" in line
     assert "sign agrees" in line
@@ -35,7 +39,7 @@ def test_a_line_has_the_papers_value_ours_with_its_interval_and_the_difference(c
 
 
 def test_a_gap_has_a_word_and_a_note(cells) -> None:
-    text = render.html(MAIN, cells, [A])
+    text = html(MAIN, cells, [A])
     noted = re.search(r'not run<sup><a class="mark" href="#(note-main-results-\w+)"', text)
     assert noted and f'id="{noted[1]}"' in text
     assert "Not part of these settings: 30M, 100M." in text
@@ -43,7 +47,7 @@ def test_a_gap_has_a_word_and_a_note(cells) -> None:
 
 
 def test_a_setting_without_a_value_is_a_line_and_no_column(cells) -> None:
-    text = render.html(MAIN, cells, [A, B])
+    text = html(MAIN, cells, [A, B])
     assert 'colspan="2" class="c">Other' not in text
     assert "Other: nothing of this table (" in text
 
@@ -89,7 +93,7 @@ def test_a_variant_of_ones_own_is_shown() -> None:
     made = records(runs=runs)
     found = table.cells([made], tables.EVERY)
     own = next(each for each in tables.EVERY if each.label == "variants")
-    text = render.html(own, found, [Setting("made")])
+    text = html(own, found, [Setting("made")])
     assert "10M, mine" in text and "+0.1000" in text
 
 
