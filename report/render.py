@@ -4,14 +4,13 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from html import escape
 from pathlib import Path
 from string import ascii_lowercase
 from typing import Any
 
 import jinja2
 import pandas as pd
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from relation.records import atomic
 from report.data import OUTSIDE, Setting
@@ -78,6 +77,18 @@ def number_text(value: float, form: str, unit: str = "") -> str:
     if not re.search("[1-9]", text):
         text = format(value, ".2g") if value else text.lstrip("+-")
     return text.replace("-", MINUS) + SUFFIXES.get(unit, "")
+
+
+def number(value: float | None, form: str, small: bool = True) -> str:
+    """A number in a format, with a real minus sign; a dash for none.
+
+    small: one that the format would print as zero keeps two digits.
+    """
+    if value is None or math.isnan(value):
+        return DASH
+    if not small and form.endswith("f"):
+        value = round(value, int(form[-2]))
+    return number_text(value, form)
 
 
 def paper_text(printed: str | None, column: Column, unit: str, sd: str | None = None) -> str:
@@ -194,13 +205,20 @@ def environment(autoescape: bool = True, **known: Any) -> jinja2.Environment:
         loader=jinja2.FileSystemLoader(TEMPLATES), undefined=jinja2.StrictUndefined,
         trim_blocks=True, lstrip_blocks=True, autoescape=autoescape, **known,
     )  # fmt: skip
-    made.filters |= {"powers": powers, "raw": Markup}
+    made.filters |= {"number": number, "powers": powers, "rich": rich, "raw": Markup}
     return made
 
 
 def powers(text: str) -> Markup:
     """HTML of words in which T^2 is a power."""
-    return Markup(re.sub(r"\^(−?[\d.]+)", r"<sup>\1</sup>", escape(text, quote=False)))
+    return Markup(re.sub(r"\^(−?[\d.]+)", r"<sup>\1</sup>", str(escape(text))))
+
+
+def rich(text: str) -> Markup:
+    """Running text: `code`, F_ii, W_down and T^2 as they are meant."""
+    text = re.sub(r"`([^`]*)`", r"<code>\1</code>", str(escape(text)).replace("$", ""))
+    text = re.sub(r"\b([A-Za-z])_\{?(\w{1,5})\b\}?(?![\w<])", r"<i>\1</i><sub>\2</sub>", text)
+    return Markup(re.sub(r"\^\{?([−-]?[\d.]+)\}?", r"<sup>\1</sup>", text))
 
 
 def tex(text: Any) -> str:

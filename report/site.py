@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from relation import plan, records
 from relation.config import Options
@@ -167,7 +166,6 @@ def _write_pages(pages: Mapping[str, Mapping[str, Any]], out: Path, **known: Any
         "printed_units": UNITS,
     }
     templates = render.environment()
-    templates.filters |= {"number": number, "rich": rich}
     for source in ("style.css.j2", "report.js"):
         text = templates.get_template(source).render(known)
         (out / source.removesuffix(".j2")).write_text(text, encoding="utf-8")
@@ -177,25 +175,6 @@ def _write_pages(pages: Mapping[str, Mapping[str, Any]], out: Path, **known: Any
         template = templates.get_template(f"{name}.j2")
         text = template.render(known, here=name, title=PAGES[name], **content)
         (out / name).write_text(text, encoding="utf-8")
-
-
-def number(value: float | None, form: str, small: bool = True) -> str:
-    """A number in a format, with a real minus sign; a dash for none.
-
-    small: one that the format would print as zero keeps two digits.
-    """
-    if value is None or math.isnan(value):
-        return render.DASH
-    if not small and form.endswith("f"):
-        value = round(value, int(form[-2]))
-    return render.number_text(value, form)
-
-
-def rich(text: str) -> Markup:
-    """Running text: `code`, F_ii, W_down and T^2 as they are meant."""
-    text = re.sub(r"`([^`]*)`", r"<code>\1</code>", str(escape(text)).replace("$", ""))
-    text = re.sub(r"\b([A-Za-z])_\{?(\w{1,5})\b\}?(?![\w<])", r"<i>\1</i><sub>\2</sub>", text)
-    return Markup(re.sub(r"\^\{?([−-]?[\d.]+)\}?", r"<sup>\1</sup>", text))
 
 
 def command(
