@@ -170,9 +170,9 @@ def origin(hash: str, device: str) -> dict[str, str]:
     }
 
 
-def key(run: Any) -> dict[str, Any]:
-    """The key columns of a run's rows."""
-    return {name: getattr(run, name) for name in RUN_KEY}
+def key(job: Any, kind: str = "runs") -> dict[str, Any]:
+    """The key columns of the rows of a kind that a job makes."""
+    return {name: getattr(job, name) for name in UNITS[kind]}
 
 
 def write(

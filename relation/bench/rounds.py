@@ -417,8 +417,7 @@ def record(
     what `prepare` is given for it; row(side, measure, given, answers): columns of the kind.
     Whatever a side meets, out of memory, a crash or a missing backend, is its row's status.
     """
-    names, rows = records.columns(kind), []
-    key = {name: getattr(bench, name) for name in ("campaign", "scale", "variation")}
+    names, rows, key = records.columns(kind), [], records.key(bench, kind)
     with machine.claim(bench.device, alone=True) as device:
         conditions = Conditions(device)
         for sides in sides_of(device):
