@@ -46,6 +46,11 @@ def differences(runs: pd.DataFrame) -> list[dict[str, Any]]:
     return rows
 
 
+def place_of(scale: str) -> int:
+    """Where a scale stands among the paper's; others come last."""
+    return SCALES.index(scale) if scale in SCALES else len(SCALES)
+
+
 def compared(
     settings: Sequence[Setting], of_settings: Sequence[list[dict]], miniature: bool
 ) -> list[dict[str, Any]]:
@@ -55,7 +60,7 @@ def compared(
     nothing is set against the paper.
     """
     rows = [row | {"setting": k} for k, found in enumerate(of_settings) for row in found]
-    rows.sort(key=lambda row: SCALES.index(row["scale"]))
+    rows.sort(key=lambda row: place_of(row["scale"]))
     for row in rows:
         label = row["own_scale" if miniature else "scale"]
         known = {"label": label, "quantity": str(settings[row["setting"]]), "counted": "pairs"}

@@ -22,7 +22,6 @@ from report import data, overview, readings, stats
 from report.data import bits_per_character, title
 from report.figures import style
 from report.figures.style import COLOUR, INK, MUTED, Bar, forest, grid, plot, save, signed
-from report.paper import SCALES
 
 MARGIN = 0.01  # nat/token, within which two arms count as equivalent
 EVERY_ARM = 216  # all arms have the fresh seeds below, the primary ones further ones
@@ -120,7 +119,7 @@ def answer(root: Path, fair: pd.DataFrame, folder: Path) -> Section | None:
     bars = []
     for name, of_setting in (runs | {"Tuned alike": own}).items():
         for row in overview.differences(of_setting):
-            n, place = row["final_nll"].n, SCALES.index(row["scale"])
+            n, place = row["final_nll"].n, overview.place_of(row["scale"])
             label = f"{row['scale']}: {name}, {n} pair{'s' if n > 1 else ''}"
             bars.append((place, Bar(label, row["final_nll"], printed=row["paper"])))
     if not bars:

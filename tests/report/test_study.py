@@ -184,14 +184,6 @@ def test_before_fresh_seeds_the_runs_that_chose_the_rates_are_compared():
     assert "Full Relation, output gate − MHA: −0.0500" in section.summary
 
 
-def test_a_column_that_no_run_has_a_value_of_is_left_out():
-    runs = fair_runs(mha=0, full=-0.05)
-    known = study.arms(study.ended(runs, no_probes()), no_probes(), no_steps())
-    bare = runs.assign(validation_characters=np.nan)
-    without = study.arms(study.ended(bare, no_probes()), no_probes(), no_steps())
-    assert set(known.table) - set(without.table) == {"bits/character"}
-
-
 def test_an_arm_has_its_speed_and_the_time_to_mhas_loss_or_says_why_not():
     known = ("matched", "10M")
     steps = no_steps(
