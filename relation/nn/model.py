@@ -370,7 +370,7 @@ class Decoder(nn.Module):
         if state is not None:
             state.check(self.config.layout)
             caches = state.layers
-        rope = self.rope_tables(places_of(tokens, documents, state))
+        rope = self.text_tables(tokens, documents, state)
         for block, cache in zip(self.blocks, caches, strict=True):
             x = block(x, rope, cache, documents)
         return self.norm(x)
@@ -389,6 +389,12 @@ class Decoder(nn.Module):
     def rope_tables(self, places: Tensor) -> RopeTables:
         """Cosine and sine, (..., d_h), of places (...) in a text; shared by all layers."""
         return rope_angles(places, self.config.head_dim, self.config.rope_base)
+
+    def text_tables(
+        self, tokens: Tensor, documents: Documents | None, state: DecodeState | None = None
+    ) -> RopeTables:
+        """`rope_tables` of tokens (B, T): (T, d_h), or (B, T, d_h) where rows stand unequally."""
+        return self.rope_tables(places_of(tokens, documents, state))
 
     def decode_state(self, capacity: int = 256) -> DecodeState:
         """An empty state to decode from; memory for `capacity` tokens is taken at the first."""
@@ -432,7 +438,7 @@ class Decoder(nn.Module):
                 "flow to diagnose"
             )
         x = self.embed(tokens)
-        rope = self.rope_tables(places_of(tokens, documents))
+        rope = self.text_tables(tokens, documents)
         for block in self.blocks:
             normed = block.mixer_norm(x)
             flow = block.mixer.flow(normed, rope, documents)
