@@ -308,13 +308,8 @@ def operators(check: Check, out: Path) -> None:
                     for name, error in found.items()
                 ]
             rows += [known | {"draws": 1} | row for row in found]
-    records.write(out, "checks", rows, _known(check, device))
-
-
-def _known(check: Check, device: torch.device) -> dict[str, str]:
-    """The key and the origin of a check's rows."""
-    key = {"campaign": check.campaign, "variation": check.variation}
-    return key | records.origin(check.hash, describe(device))
+    known = records.key(check, "checks") | records.origin(check.hash, describe(device))
+    records.write(out, "checks", rows, known)
 
 
 # Gradients. In FP64 the chunks are the recurrence up to rounding, and launch a few kernels where it
@@ -438,7 +433,8 @@ def gradients(check: Check, out: Path) -> None:
             torch.compiler.reset()
             gc.collect()
             progress.advance(1, side.variant)
-    records.write(out, "gradients", rows, _known(check, device))
+    known = records.key(check, "gradients") | records.origin(check.hash, describe(device))
+    records.write(out, "gradients", rows, known)
     failed: dict[str, dict] = {}
     for row in rows:
         if not row["error"] <= row["allowed"]:

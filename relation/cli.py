@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from relation import records
 from relation.config import CONFIG, parsed, reference
-from relation.errors import InputError, RelationError
+from relation.errors import InputError, RelationError, check_among
 from relation.plan import WHY_UNMEASURED, Campaign, Run, load
 from relation.variants import parameters
 
@@ -25,9 +25,9 @@ Options = argparse.Namespace
 
 
 def _campaign(options: Options) -> Campaign:
-    """The campaign that --config and the choices name; --of, for a report of what is shipped."""
+    """The campaign that --config and the choices name; books, for a report of what is shipped."""
     if getattr(options, "published", False):
-        return load({"campaign": options.of})
+        return load({"campaign": "books"})
     choices = {}
     for choice in options.choices:
         key, equals, value = choice.partition("=")
@@ -89,12 +89,9 @@ def _checkpoint(campaign: Campaign, run: Run) -> Path:
 def _prepare(campaign: Campaign, options: Options) -> Path:
     from relation.data.corpus import prepare
 
-    data = campaign.data.get(options.target)
-    if data is None:
-        raise InputError(
-            f"campaign {campaign.name} has no data {options.target!r}; choose among "
-            f"{', '.join(campaign.data)}"
-        )
+    problem = f"campaign {campaign.name} has no data {options.target!r}"
+    check_among(options.target, campaign.data, problem)
+    data = campaign.data[options.target]
     _same(options, data.hash, f"data {data.name}")
     out = campaign.folder / "data" / data.name
     prepare(data, out)
@@ -395,7 +392,6 @@ def build_parser() -> argparse.ArgumentParser:
     add("collect", _collect, "join the records of a campaign's jobs, one file a kind")
     report = add("report", _report, "write the report of a campaign, or of what is shipped")
     report.add_argument("--published", action="store_true", help="of results/published")
-    report.add_argument("--of", default="books", help="whose columns that shows (default: books)")
     add("publish", _publish, "merge a campaign's records into results/published")
     generate = add("generate", _generate, "continue a prompt from a run's checkpoint", RUN)
     generate.add_argument("--prompt", required=True, help="<|endoftext|> begins a new document")

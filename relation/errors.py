@@ -4,6 +4,9 @@ The message is one line: what is wrong, where, and what to do. The command line 
 a traceback and exits with status 2.
 """
 
+from collections.abc import Collection
+from typing import Any
+
 
 class RelationError(Exception):
     """Base of the errors that the command line prints as one line."""
@@ -11,6 +14,12 @@ class RelationError(Exception):
 
 class InputError(RelationError, ValueError):
     """Something the user gave, or a file on disk, cannot be used."""
+
+
+def check_among(name: Any, known: Collection, problem: str) -> None:
+    """Raise InputError, with the problem and all that is known, unless `name` is among it."""
+    if name not in known:
+        raise InputError(f"{problem}; choose among {', '.join(map(str, known)) or 'none'}")
 
 
 class RunError(RelationError, RuntimeError):

@@ -1,4 +1,4 @@
-"""The machine: its devices and who holds them, progress, determinism, and peak memory."""
+"""The machine: its devices and who holds them, progress, and determinism."""
 
 import os
 import platform
@@ -96,13 +96,17 @@ def gpu_lock(count: int = 1, runs_per_gpu: int = 1) -> Iterator[list[int]]:
 
 
 @contextmanager
-def claim(name: str) -> Iterator[torch.device]:
-    """Yield the device "cpu", or "cuda" with a GPU, or a share of one, held until the end."""
+def claim(name: str, alone: bool = False) -> Iterator[torch.device]:
+    """Yield the device "cpu", or "cuda" with a GPU, or a share of one, held until the end.
+
+    alone: the whole GPU, on which this process takes no memory.
+    """
     if name == "cpu":
         yield torch.device("cpu")
         return
-    with gpu_lock(runs_per_gpu=RUNS_PER_GPU) as (index,):
-        torch.cuda.set_device(index)
+    with gpu_lock(runs_per_gpu=1 if alone else RUNS_PER_GPU) as (index,):
+        if not alone:
+            torch.cuda.set_device(index)
         yield torch.device("cuda", index)
 
 
@@ -123,31 +127,6 @@ def deterministic_algorithms(wanted: bool) -> Iterator[None]:
         yield
     finally:
         torch.use_deterministic_algorithms(before)
-
-
-class PeakMemory:
-    """The most bytes that PyTorch has allocated on a GPU since then; a CPU has none."""
-
-    def __init__(self, device: torch.device):
-        self._cuda = torch.cuda if device.type == "cuda" else None
-        self._before = 0
-        if self._cuda:
-            self._cuda.reset_peak_memory_stats()
-
-    def gib(self) -> float | None:
-        """The peak in GiB; None on a CPU."""
-        if self._cuda is None:
-            return None
-        self._before = max(self._before, self._cuda.max_memory_allocated())
-        return self._before / 2**30
-
-    @contextmanager
-    def left_out(self) -> Iterator[None]:
-        """Memory that is allocated and freed inside does not count."""
-        self.gib()
-        yield
-        if self._cuda:
-            self._cuda.reset_peak_memory_stats()
 
 
 class Progress(tqdm):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from relation.config import PROJECT, Batches, CampaignSection, Options
-from relation.errors import InputError
+from relation.errors import InputError, check_among
 from relation.jobs import Bench, Check, Data, Recall, Run, Side
 from relation.variants import ARMS, FULL, LINEAR, MHA, MIXERS, PAIRED, VARIANTS, ModelConfig
 
@@ -70,11 +70,7 @@ class Matrix:
     def data(self, corpus: str, vocabulary: int, read: list[dict]) -> Data:
         """A prepared corpus; `read`: the options of what reads it."""
         known = self.section.corpora or {}
-        if corpus not in known:
-            raise InputError(
-                f"config/{self.name}.yaml: there is no corpus {corpus!r}; choose among "
-                f"{', '.join(known)}"
-            )
+        check_among(corpus, known, f"config/{self.name}.yaml: there is no corpus {corpus!r}")
         values = {"title": corpus, **known[corpus].given()}
         streams, path = values.pop("streams", None), values.pop("path", None)
         for each in streams or ():
@@ -289,10 +285,8 @@ def benchmarks(matrix: Matrix) -> list[Bench]:
     for name in _BENCHMARKS if systems else ():
         at = getattr(systems, name)
         for scale in () if at is None else (getattr(at, "batches", None) or [at.scale]):
-            if scale not in matrix.section.scales:
-                where = f"config/{matrix.name}.yaml: systems.{name}"
-                known = ", ".join(matrix.section.scales)
-                raise InputError(f"{where} names scale {scale!r}; choose among {known}")
+            where = f"config/{matrix.name}.yaml: systems.{name}"
+            check_among(scale, matrix.section.scales, f"{where} names scale {scale!r}")
             o = matrix.at(scale)
             bench = Bench(
                 **matrix.key,

@@ -22,7 +22,7 @@ from relation.config import (
     read,
     validated,
 )
-from relation.errors import InputError
+from relation.errors import InputError, check_among
 from relation.jobs import Bench, Recall, Run
 from relation.matrix import Matrix, benchmarks, check, recall
 from relation.variants import PAIRED, VARIANTS
@@ -266,11 +266,8 @@ def _variations(values: Mapping, name: str) -> dict[str, dict]:
         found[key] = {**found.get(key, {}), **change}
     for key, change in found.items():
         for scale in change.get("scales", ()):
-            if scale not in values["scales"]:
-                raise InputError(
-                    f"config/{name}.yaml: variations.{key}.scales names {scale!r}; choose among "
-                    f"{', '.join(values['scales'])}"
-                )
+            where = f"config/{name}.yaml: variations.{key}.scales"
+            check_among(scale, values["scales"], f"{where} names {scale!r}")
     return found or {UNCHANGED: {}}
 
 
@@ -293,11 +290,9 @@ def _chosen(key: str, given: Any, offered: Iterable, campaign: str, silent: tupl
         return [*offered, *silent]
     items = given.split(",") if isinstance(given, str) else given
     wanted = {str(item).strip() for item in (items if isinstance(items, list) else [items])}
-    for item in sorted(wanted - {str(each) for each in (*offered, *silent)}):
-        raise InputError(
-            f"{key}={item}: campaign {campaign} has no such {key[:-1]}; choose among "
-            f"{', '.join(map(str, offered)) or 'none'}"
-        )
+    for item in sorted(wanted - set(map(str, silent))):
+        problem = f"{key}={item}: campaign {campaign} has no such {key[:-1]}"
+        check_among(item, list(map(str, offered)), problem)
     return [each for each in (*offered, *silent) if str(each) in wanted]
 
 

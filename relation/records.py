@@ -170,9 +170,9 @@ def origin(hash: str, device: str) -> dict[str, str]:
     }
 
 
-def key(run: Any) -> dict[str, Any]:
-    """The key columns of a run's rows."""
-    return {name: getattr(run, name) for name in RUN_KEY}
+def key(job: Any, kind: str = "runs") -> dict[str, Any]:
+    """The key columns of the rows of a kind that a job makes."""
+    return {name: getattr(job, name) for name in UNITS[kind]}
 
 
 def write(
@@ -337,13 +337,6 @@ def published_hashes(kind: str = "runs", campaign: str = "*") -> frozenset[str]:
     return frozenset(hash for hashes in found for hash in hashes)
 
 
-def _jobs(kind: str, rows: pd.DataFrame) -> pd.Series:
-    """The job of each row, as text: its key's values."""
-    key = (rows[name].astype(object).where(rows[name].notna(), "") for name in UNITS[kind])
-    first, *others = (values.astype(str) for values in key)
-    return first.str.cat(others, sep="/")
-
-
 def merge(
     kind: str, old: pd.DataFrame, new: pd.DataFrame
 ) -> tuple[pd.DataFrame, dict[str, list[str]]]:
@@ -352,20 +345,18 @@ def merge(
     A job's new rows replace the old where the hash is the same; where it differs, the old stay.
     A model's row is counted, not made by a specification, and always replaced.
     """
-    jobs = [_jobs(kind, rows) for rows in (old, new)]
-    origins = (rows[["hash", "created"]].fillna("").to_records(index=False) for rows in (old, new))
-    before, after = (dict(zip(*each, strict=True)) for each in zip(jobs, origins, strict=True))
-    changes = {"added": [], "replaced": [], "refused": []}
-    for job, origin in after.items():
-        if job not in before:
-            changes["added"].append(job)
-        elif origin["hash"] != before[job]["hash"] and kind != "models":
-            changes["refused"].append(job)
-        elif origin != before[job]:
-            changes["replaced"].append(job)
-    refused = jobs[1].isin(changes["refused"])
-    stay = ~jobs[0].isin(jobs[1][~refused])
-    return _joined([old[stay], new[~refused]]), changes
+    key = UNITS[kind]
+    rows = [frame[[*key, "hash", "created"]].fillna("") for frame in (old, new)]
+    before, after = (each.drop_duplicates(key) for each in rows)
+    jobs = after.merge(before, "left", key, suffixes=("", "_before"), indicator="found")
+    known, others = jobs["found"] == "both", jobs["hash"] != jobs["hash_before"]
+    refused = known & others & (kind != "models")
+    replaced = known & ~refused & (others | (jobs["created"] != jobs["created_before"]))
+    names = jobs[key].astype(str).agg("/".join, axis=1) if len(jobs) else jobs["hash"]
+    changes = {"added": ~known, "replaced": replaced, "refused": refused}
+    taken = pd.MultiIndex.from_frame(jobs.loc[~refused, key])
+    replaces, comes = (pd.MultiIndex.from_frame(each[key]).isin(taken) for each in rows)
+    return _joined([old[~replaces], new[comes]]), {n: [*names[of]] for n, of in changes.items()}
 
 
 def publish(campaign: str) -> list[str]:

@@ -7,7 +7,7 @@ from numbers import Integral, Real
 from types import UnionType
 from typing import Any, get_args
 
-from relation.errors import InputError
+from relation.errors import InputError, check_among
 
 # A layer's letter, and the operator that its mixer runs.
 MHA, FULL, LINEAR, CALIBRATED = "A", "F", "L", "C"
@@ -134,8 +134,7 @@ class ModelConfig:
     @classmethod
     def for_variant(cls, variant: str, layers: int, heads: int, **rest) -> "ModelConfig":
         """The model of a named variant on a backbone; `rest` are further fields."""
-        if variant not in VARIANTS:
-            raise InputError(f"unknown variant {variant!r}; choose one of: {', '.join(VARIANTS)}")
+        check_among(variant, VARIANTS, f"unknown variant {variant!r}")
         title, pattern = VARIANTS[variant].title, VARIANTS[variant].pattern
         if layers < 1 or layers % len(pattern):
             raise InputError(

@@ -171,6 +171,13 @@ class Evidence:
     note: str = ""
     scale: str = ""
 
+    @classmethod
+    def of(cls, found: stats.Estimate, paper: float | None = None, **known: object) -> Evidence:
+        """A difference of losses; known: further fields."""
+        low, high = (None if math.isnan(end) else end for end in (found.low, found.high))
+        known = {"label": "", "quantity": "", "unit": "nat/token", "n": found.n} | known
+        return cls(paper=paper, ours=found.value, low=low, high=high, **known)
+
     @property
     def difference(self) -> float | None:
         """Ours less the paper's; None of counts out of different numbers."""
@@ -187,6 +194,28 @@ class Evidence:
     def aside(self) -> Evidence:
         """The same, shown beside the claim; it decides nothing."""
         return replace(self, direction=None, size=None, beside=True, essential=False)
+
+
+def axis(rows: Sequence[Evidence], band: float | None = None) -> Callable[[Evidence], dict | None]:
+    """Where a row's values stand between 0 and 100 on the axis of all rows, if there is one.
+
+    band: what is shaded on both sides of zero, and stands on the axis.
+    """
+    values = [v for r in rows for v in (r.paper, r.ours, r.low, r.high) if v is not None]
+    if len({row.unit for row in rows}) != 1 or any(row.paper_n for row in rows):
+        return lambda row: None
+    ends = [] if band is None else [-band, band]
+    start, end = min([*values, *ends]), max([*values, *ends])
+    # Zero belongs on the axis where it is near what is shown.
+    start = 0.0 if 0 < start < 1.5 * (end - start) else start
+    end = 0.0 if 0 > end > -1.5 * (end - start) else end
+
+    def place(value: float | None) -> float | None:
+        return None if value is None else round(100 * (value - start) / (end - start or 1.0), 2)
+
+    known = {"zero": place(0.0) if start <= 0 <= end else None, "band": list(map(place, ends))}
+    names = ("paper", "ours", "low", "high")
+    return lambda row: {name: place(getattr(row, name)) for name in names} | known
 
 
 def above(bound: float) -> Callable[[float], bool]:

@@ -4,14 +4,13 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from html import escape
 from pathlib import Path
 from string import ascii_lowercase
 from typing import Any
 
 import jinja2
 import pandas as pd
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from relation.records import atomic
 from report.data import OUTSIDE, Setting
@@ -80,6 +79,18 @@ def number_text(value: float, form: str, unit: str = "") -> str:
     return text.replace("-", MINUS) + SUFFIXES.get(unit, "")
 
 
+def number(value: float | None, form: str, small: bool = True) -> str:
+    """A number in a format, with a real minus sign; a dash for none.
+
+    small: one that the format would print as zero keeps two digits.
+    """
+    if value is None or math.isnan(value):
+        return DASH
+    if not small and form.endswith("f"):
+        value = round(value, int(form[-2]))
+    return number_text(value, form)
+
+
 def paper_text(printed: str | None, column: Column, unit: str, sd: str | None = None) -> str:
     """The paper's value, every digit kept, with its standard deviation where it prints one."""
     if printed is None or unit == "text":
@@ -133,18 +144,18 @@ def _entry(column: Column, cell: dict[str, Any], out: Printed) -> Entry:
 
 def prepare(table: Table, cells: pd.DataFrame, settings: Sequence[Setting]) -> Printed:
     """Lay out one table: a line a row and column, an entry a setting that has a value in it."""
-    own, out = cells[cells["table"] == table.label], Printed(table)
-    for setting in settings:
-        of = own[own["setting"] == setting.name]
+    out, of_settings = Printed(table), dict(list(cells.groupby("setting")))
+    for setting in (each for each in settings if each.name in of_settings):
+        of = of_settings[setting.name]
         if (of["status"] == "ok").any():
             out.settings.append(setting)
-            told = of[of["row"] == "setting"]
-            pairs = list(told[["column", "text"]].itertuples(index=False, name=None))
-            out.conditions += [(setting, pairs)] if pairs else []
-        elif len(of):
+            told = of.loc[of["row"] == "setting", ["column", "text"]]
+            if len(told):
+                out.conditions.append((setting, list(told.itertuples(index=False, name=None))))
+        else:
             reasons = of[of["status"] != "no counterpart"]["reason"].mode()
             out.absent.append((setting, next(iter(reasons), "")))
-    shown = own[own["setting"].isin([setting.name for setting in out.settings])]
+    shown = cells[cells["setting"].isin([setting.name for setting in out.settings])]
     outside = shown["reason"].str.endswith(OUTSIDE).groupby(shown["row"], sort=False).all()
     out.outside = list(dict.fromkeys(row.partition("/")[0] for row in outside.index[outside]))
     shown = shown[~shown["row"].map(outside).astype(bool)]
@@ -166,7 +177,7 @@ def prepare(table: Table, cells: pd.DataFrame, settings: Sequence[Setting]) -> P
         for row in sorted(rows, key=lambda row: groups.index(row.partition("/")[0])):
             there = [column for column in columns if (row, column.column) in index]
             of_row = [_line(column, index[row, column.column], out) for column in there]
-            label, (of_paper, *_) = table.label_of(row), row.split("/")
+            of_paper, label = row.partition("/")[0], table.names.get(row) or row.replace("/", ", ")
             if len(scales[row]) == 1 and scales[row][0] and label.startswith(of_paper):
                 label = scales[row][0] + label.removeprefix(of_paper)  # all have one, as 10M-mini
             lines.append((label, of_row))
@@ -194,13 +205,20 @@ def environment(autoescape: bool = True, **known: Any) -> jinja2.Environment:
         loader=jinja2.FileSystemLoader(TEMPLATES), undefined=jinja2.StrictUndefined,
         trim_blocks=True, lstrip_blocks=True, autoescape=autoescape, **known,
     )  # fmt: skip
-    made.filters |= {"powers": powers, "raw": Markup}
+    made.filters |= {"number": number, "powers": powers, "rich": rich, "raw": Markup}
     return made
 
 
 def powers(text: str) -> Markup:
     """HTML of words in which T^2 is a power."""
-    return Markup(re.sub(r"\^(−?[\d.]+)", r"<sup>\1</sup>", escape(text, quote=False)))
+    return Markup(re.sub(r"\^(−?[\d.]+)", r"<sup>\1</sup>", str(escape(text))))
+
+
+def rich(text: str) -> Markup:
+    """Running text: `code`, F_ii, W_down and T^2 as they are meant."""
+    text = re.sub(r"`([^`]*)`", r"<code>\1</code>", str(escape(text)).replace("$", ""))
+    text = re.sub(r"\b([A-Za-z])_\{?(\w{1,5})\b\}?(?![\w<])", r"<i>\1</i><sub>\2</sub>", text)
+    return Markup(re.sub(r"\^\{?([−-]?[\d.]+)\}?", r"<sup>\1</sup>", text))
 
 
 def tex(text: Any) -> str:
@@ -230,20 +248,9 @@ LATEX = environment(
 )  # fmt: skip
 
 
-def html(table: Table, cells: pd.DataFrame, settings: Sequence[Setting]) -> str:
+def html(printed: Printed) -> str:
     """A table's panels, notes and conditions in HTML, without its heading and caption."""
-    return HTML.get_template("cells.html.j2").render(printed=prepare(table, cells, settings))
-
-
-def latex(table: Table, cells: pd.DataFrame, settings: Sequence[Setting]) -> str:
-    """A table in LaTeX, as tables.tex reads it."""
-    return LATEX.get_template("cells.tex.j2").render(printed=prepare(table, cells, settings))
-
-
-def csv(table: Table, cells: pd.DataFrame) -> str:
-    """Every cell of a table in every setting, a line each."""
-    own = cells[cells["table"] == table.label].drop(columns=["by_seed"])
-    return own.assign(sources=own["sources"].map("; ".join)).to_csv(index=False)
+    return HTML.get_template("cells.html.j2").render(printed=printed)
 
 
 def write(
@@ -252,18 +259,22 @@ def write(
     settings: Sequence[Setting],
     folder: Path,
     judged: Iterable[Sequence[Any]] = (),
-) -> None:
+) -> list[Printed]:
     """Write tables/<label>.tex and .csv, and tables.tex, which reads the former, into a folder.
 
-    judged: of each claim the verdicts by setting, which come first in tables.tex.
+    A CSV has every cell of a table in every setting. judged: of each claim the verdicts by
+    setting, which come first in tables.tex. Returns the tables that have cells.
     """
-    used = [table for table in tables if (cells["table"] == table.label).any()]
-    template = LATEX.get_template("tables.tex.j2")
-    known = {"tables": used, "settings": settings, "judged": list(judged)}
-    texts = {"tables.tex": template.render(known)}
-    for table in used:
-        texts[f"tables/{table.label}.tex"] = latex(table, cells, settings)
-        texts[f"tables/{table.label}.csv"] = csv(table, cells)
+    own = dict(list(cells.groupby("table")))
+    printed = [prepare(each, own[each.label], settings) for each in tables if each.label in own]
+    known = {"settings": settings, "judged": list(judged), "tables": [p.table for p in printed]}
+    texts = {"tables.tex": LATEX.get_template("tables.tex.j2").render(known)}
+    for each in printed:
+        path, of = f"tables/{each.table.label}", own[each.table.label]
+        texts[f"{path}.tex"] = LATEX.get_template("cells.tex.j2").render(printed=each)
+        of = of.drop(columns="by_seed").assign(sources=of["sources"].map("; ".join))
+        texts[f"{path}.csv"] = of.to_csv(index=False)
     for name, text in texts.items():
         with atomic(folder / name) as temporary:
             temporary.write_text(text, encoding="utf-8")
+    return printed

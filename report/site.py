@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 import shlex
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,15 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from relation import plan, records
 from relation.config import Options
-from report import claims, data, figures, paper, render, study, table, tables
+from report import claims, data, figures, overview, render, study, table, tables
 from report.data import Records, Setting
-from report.evidence import VERDICTS, Evidence
+from report.evidence import VERDICTS, Evidence, axis
 from report.figures import style
-from report.paper import SCALES
 
 _NAMES = ("claims", "tables", "figures", "study", "assumptions", "records")
 PAGES = {"index.html": "Overview"} | {f"{name}.html": name.capitalize() for name in _NAMES}
@@ -34,19 +31,6 @@ SIGNS = {
     "not reproduced": ("✗", "differs"),
     "chose the setting": ("○", "open"),
     "not tested": ("–", "open"),
-}
-# What the first page shows of the tables: table, row by scale, column, format.
-HEADLINES = {
-    "Validation NLL, Relation − MHA, first pairs (nat/token)": (
-        "app-nll",
-        "{}/mean",
-        "delta",
-        "+.4f",
-    ),
-    "Tokens spared to MHA’s final loss (%)": ("main-results", "{}", "token_reduction", ".1f"),
-    "First layer’s Self flow (%)": ("relation_internal", "{}", "l0_self.full", ".1f"),
-    "FlashRelation / FlashAttention, tok/s": ("efficient-relation", "{}", "matched.ratio", ".3f"),
-    "FlashRelation / materialised, tok/s": ("efficient-relation", "{}", "fixed.speedup", ".2f"),
 }
 KINDS = {"runs": "training runs", "flow": "diagnosed checkpoints", "lengths": "long texts"}
 # The files of benchmarks and checks below a campaign's folder.
@@ -65,6 +49,7 @@ class Shown:
     miniature: bool
     cells: pd.DataFrame
     judged: list[claims.Judged]
+    pairs: list[dict[str, Any]]
     drawn: list[str]
     planned: pd.DataFrame
     systems: list[dict[str, Any]]
@@ -91,27 +76,29 @@ def build(campaign: plan.Campaign, out: Path, published: bool) -> None:
     cells = pd.concat([each.cells for each in found], ignore_index=True)
     judged = {each.setting.name: each.judged for each in found}
     _write_frames(cells, judged, out)
-    render.write(tables.EVERY, cells, settings, out, zip(*judged.values(), strict=True))
-    by_claim, pictures = _claims(judged), _pictures(found)
+    verdicts = zip(*judged.values(), strict=True)
+    printed = render.write(tables.EVERY, cells, settings, out, verdicts)
+    by_claim, pictures, miniature = _claims(judged), _pictures(found), found[0].miniature
+    apart = overview.compared(settings, [each.pairs for each in found], miniature)
     pages = {
         "claims.html": {"claims": by_claim},
-        "tables.html": {"tables": _tables(cells, settings)},
+        "tables.html": {"tables": _tables(printed)},
         "figures.html": {"figures": pictures},
-        "study.html": {"sections": sections},
+        "study.html": {"sections": list(map(_section, sections))},
         "assumptions.html": {"assumptions": assumptions(settings, campaigns)},
         "records.html": {
             "groups": run_groups(settings, published),
             "systems": [row for each in found for row in each.systems],
         },
         "index.html": {
-            "differences": (apart := differences(found)),
-            "answer": answer([row for _, row, *_ in apart]),
-            "tuned": next((each.summary for each in sections), ""),
-            "cost": cost(cells),
-            "tally": [tally(each.judged) for each in found],
+            "differences": apart,
+            "answer": overview.answer([row["shown"] for row in apart]),
+            "tuned": next((each.summary for each in sections if each.summary), ""),
+            "cost": overview.cost(cells),
+            "tally": [overview.tally(each.judged) for each in found],
             "claims": by_claim,
-            "miniature": found[0].miniature,
-            "headlines": headlines(cells, settings, found[0].miniature),
+            "miniature": miniature,
+            "headlines": overview.headlines(cells, settings, miniature),
             "missing": missing(found, published),
             "again": [each.again for each in found],
         },
@@ -129,6 +116,16 @@ def _study(out: Path, published: bool) -> list[study.Section]:
     return study.sections(_root(published), out / "figures" / "study") if published else []
 
 
+def _section(of: study.Section) -> dict[str, Any]:
+    """What the template shows: differences as places on one axis, with the margin."""
+    table = of.table
+    if table is not None and "" in table:
+        rows = {k: Evidence.of(each) for k, each in table[""].items() if each is not None}
+        place = axis(list(rows.values()), study.MARGIN)
+        table = table.assign(**{"": [place(rows[k]) if k in rows else None for k in table.index]})
+    return {"name": of.name, "table": table, "figure": of.figure, "summary": of.summary}
+
+
 def _shown(setting: Setting, campaign: plan.Campaign, out: Path, published: bool) -> Shown:
     found = data.load(setting, published, campaign=campaign)
     cells = table.cells([found], tables.EVERY)
@@ -139,7 +136,9 @@ def _shown(setting: Setting, campaign: plan.Campaign, out: Path, published: bool
     # A campaign that was started for some of its scales is made again for these.
     chosen = {} if published else {"scales": setting.scales or campaign.scales}
     again = command(setting, published, **chosen)
-    return Shown(setting, found.miniature, cells, judged, drawn, found.planned, systems, again)
+    pairs = overview.differences(found.runs)
+    kept = (cells, judged, pairs, drawn, found.planned, systems, again)
+    return Shown(setting, found.miniature, *kept)
 
 
 def _campaign(name: str, published: bool) -> plan.Campaign:
@@ -167,7 +166,6 @@ def _write_pages(pages: Mapping[str, Mapping[str, Any]], out: Path, **known: Any
         "printed_units": UNITS,
     }
     templates = render.environment()
-    templates.filters |= {"number": number, "rich": rich}
     for source in ("style.css.j2", "report.js"):
         text = templates.get_template(source).render(known)
         (out / source.removesuffix(".j2")).write_text(text, encoding="utf-8")
@@ -177,25 +175,6 @@ def _write_pages(pages: Mapping[str, Mapping[str, Any]], out: Path, **known: Any
         template = templates.get_template(f"{name}.j2")
         text = template.render(known, here=name, title=PAGES[name], **content)
         (out / name).write_text(text, encoding="utf-8")
-
-
-def number(value: float | None, form: str, small: bool = True) -> str:
-    """A number in a format, with a real minus sign; a dash for none.
-
-    small: one that the format would print as zero keeps two digits.
-    """
-    if value is None or math.isnan(value):
-        return render.DASH
-    if not small and form.endswith("f"):
-        value = round(value, int(form[-2]))
-    return render.number_text(value, form)
-
-
-def rich(text: str) -> Markup:
-    """Running text: `code`, F_ii, W_down and T^2 as they are meant."""
-    text = re.sub(r"`([^`]*)`", r"<code>\1</code>", str(escape(text)).replace("$", ""))
-    text = re.sub(r"\b([A-Za-z])_\{?(\w{1,5})\b\}?(?![\w<])", r"<i>\1</i><sub>\2</sub>", text)
-    return Markup(re.sub(r"\^\{?([−-]?[\d.]+)\}?", r"<sup>\1</sup>", text))
 
 
 def command(
@@ -218,119 +197,7 @@ def command(
     return shlex.join([*made, "--config", *words])
 
 
-# The first page.
-
-
-def differences(found: Sequence[Shown]) -> list[tuple[int, Evidence, float, dict]]:
-    """Relation − MHA by scale and setting, from seeds that chose nothing where there are some.
-
-    Each with the setting's place, MHA's NLL, and where its values stand on the axis of all.
-    """
-    rows = []
-    for place, each in enumerate(found):
-        nll = each.cells[(each.cells["table"] == "app-nll") & (each.cells["statistic"] != "sd")]
-        nll = nll.set_index(["row", "column"]).to_dict("index")
-        for scale in SCALES:
-            for row, prefix in ((f"{scale}/further", "further."), (f"{scale}/mean", "")):
-                cell = nll.get((row, f"{prefix}delta"), {"n": 0})
-                if not cell["n"]:
-                    continue
-                own = cell["scale"] or scale
-                printed = (
-                    None if each.miniature else paper.number("app-nll", f"{own}/mean", "delta")
-                )
-                ends = (None if math.isnan(cell[end]) else cell[end] for end in ("low", "high"))
-                known = {"paper": printed, "ours": cell["value"], "n": cell["n"]}
-                known |= dict(zip(("low", "high"), ends, strict=True))
-                name = own if each.miniature else scale
-                shown = Evidence(name, str(each.setting), "nat/token", counted="pairs", **known)
-                rows.append((SCALES.index(scale), place, shown, nll[row, f"{prefix}mha"]["value"]))
-                break
-    axis = _axis([shown for *_, shown, _ in rows]) if rows else None
-    ordered = sorted(rows, key=lambda row: row[:2])
-    return [(place, shown, mha, axis(shown)) for _, place, shown, mha in ordered]
-
-
-def answer(rows: Sequence[Evidence]) -> str:
-    """Where Relation's loss is surely below MHA's, or above it, and where that is open."""
-    sure = {
-        "lower": [row for row in rows if row.high is not None and row.high < 0],
-        "higher": [row for row in rows if row.low is not None and row.low > 0],
-    }
-    told = [
-        f"In {len(of)} of {len(rows)} comparisons Relation’s loss is {way}: "
-        + "; ".join(f"at {row.label}, {row.quantity}, {_by(row)}" for row in of)
-        for way, of in sure.items()
-        if of
-    ]
-    left = len(rows) - sum(map(len, sure.values()))
-    told += [f"In {left} of {len(rows)} comparisons no difference is established"] if left else []
-    return ". ".join([*told, ""]).strip()
-
-
-def _by(row: Evidence) -> str:
-    ends = (f"{abs(end):.4f}" for end in sorted((row.low, row.high), key=abs))
-    return f"by {abs(row.ours):.4f} nat/token (95% {' to '.join(ends)}, {row.n} pairs)"
-
-
-def cost(cells: pd.DataFrame) -> str:
-    """Relation's throughput beside attention's and its further parameters, by scale; "" for none.
-
-    Of the first setting that has them.
-    """
-
-    def of(table: str, column: str) -> dict[str, dict]:
-        rows = cells[(cells["table"] == table) & (cells["column"] == column)]
-        rows = rows[(rows["status"] == "ok") & rows["row"].isin(SCALES)]
-        rows = rows.drop_duplicates("row").to_dict("records")
-        return {row["scale"] or row["row"]: row for row in rows}
-
-    def told(values: Iterable[str], scales: Iterable[str]) -> str:
-        return f"{', '.join(values)}{{}} at {', '.join(scales)}"
-
-    parts = []
-    other = {cell["text"] for cell in of("efficient-relation", "peers.name").values()}
-    names = {"matched.ratio": {"FlashAttention"}, "peers.other_ratio": other}
-    for column, name in names.items():
-        if len(name) == 1 and (found := of("efficient-relation", column)):
-            ratios = (f"{cell['value']:.2f}" for cell in found.values())
-            parts.append(told(ratios, found).format(f" times the tokens/s of {min(name)}"))
-    parts = [f"Training steps with FlashRelation: {'; '.join(parts)}."] if parts else []
-    full, mha = (of("app-configs", f"params.{variant}") for variant in ("full", "mha"))
-    more = {at: f"{full[at]['value'] - mha[at]['value']:.0f}" for at in full if at in mha}
-    parts += [told(more.values(), more).format(" more parameters") + "."] if more else []
-    return " ".join(parts)
-
-
-def tally(judged: Sequence[claims.Judged]) -> list[tuple[str, int, int]]:
-    """Each verdict with how many claims have it, and how many of these are not established."""
-    counts = Counter(one.verdict for one in judged)
-    unsure = Counter(one.verdict for one in judged if one.not_established)
-    return [(name, counts[name], unsure[name]) for name in SIGNS]
-
-
-def headlines(
-    cells: pd.DataFrame, settings: Sequence[Setting], miniature: bool
-) -> list[dict[str, Any]]:
-    """The results that decide, by scale: the paper's value and each setting's with its interval.
-
-    miniature: scales by their own names, as nothing is set against the paper.
-    """
-    main = cells[cells["statistic"] != "sd"]
-    index = main.set_index(["setting", "table", "row", "column"]).to_dict("index")
-    groups = []
-    for title, (label, row, column, form) in HEADLINES.items():
-        rows = []
-        for scale in SCALES:
-            ours = [index.get((s.name, label, row.format(scale), column)) for s in settings]
-            there = [one for one in ours if one]
-            if any(one["value"] == one["value"] for one in there):
-                printed = (there[0]["paper"] or "—").replace("-", "−")
-                own = there[0]["scale"] if miniature else scale
-                rows.append({"scale": own, "paper": printed, "ours": ours})
-        if rows:
-            groups.append({"title": title, "table": label, "form": form, "rows": rows})
-    return groups
+# What did not run, and the other pages.
 
 
 def missing(found: Sequence[Shown], published: bool) -> list[dict[str, Any]]:
@@ -357,9 +224,6 @@ def missing(found: Sequence[Shown], published: bool) -> list[dict[str, Any]]:
     return rows
 
 
-# The other pages.
-
-
 def _claims(judged: Mapping[str, Sequence[claims.Judged]]) -> list[dict[str, Any]]:
     """A claim with its verdict and its evidence in every setting, on one axis.
 
@@ -369,13 +233,13 @@ def _claims(judged: Mapping[str, Sequence[claims.Judged]]) -> list[dict[str, Any
     for of_claim in zip(*judged.values(), strict=True):
         every = [row for one in of_claim for row in one.evidence]
         evidence = [row for row in every if row.ours is not None]
-        axis, named = _axis(evidence), {row.quantity: row.unit for row in every}
+        place, named = axis(evidence), {row.quantity: row.unit for row in every}
         forms = {name: _form([r for r in every if r.quantity == name]) for name in named}
         verdicts = [
-            {"judged": one, "rows": [(row, axis(row)) for row in one.evidence]} for one in of_claim
+            {"judged": one, "rows": [(row, place(row)) for row in one.evidence]} for one in of_claim
         ]
         known = {"quantity": next(iter(named)) if len(named) == 1 else "", "units": named}
-        known |= {"forms": forms, "plotted": bool(evidence and axis(evidence[0]))}
+        known |= {"forms": forms, "plotted": bool(evidence and place(evidence[0]))}
         rows.append({"claim": of_claim[0].claim, "verdicts": verdicts, **known})
     return rows
 
@@ -393,26 +257,8 @@ def _form(rows: Sequence[Evidence]) -> str:
     return f",.{min(max(3 - math.floor(math.log10(largest)), 0), 4)}f"
 
 
-def _axis(rows: Sequence[Evidence]) -> Callable[[Evidence], dict[str, float | None] | None]:
-    """Where a row's values stand between 0 and 100 on the axis of all rows, if there is one."""
-    values = [v for r in rows for v in (r.paper, r.ours, r.low, r.high) if v is not None]
-    if len({row.unit for row in rows}) != 1 or any(row.paper_n for row in rows):
-        return lambda row: None
-    start, end = min(values), max(values)
-    # Zero belongs on the axis where it is near what is shown.
-    start = 0.0 if 0 < start < 1.5 * (end - start) else start
-    end = 0.0 if 0 > end > -1.5 * (end - start) else end
-
-    def place(value: float | None) -> float | None:
-        return None if value is None else round(100 * (value - start) / (end - start or 1.0), 2)
-
-    zero = place(0.0) if start <= 0 <= end else None
-    names = ("paper", "ours", "low", "high")
-    return lambda row: {name: place(getattr(row, name)) for name in names} | {"zero": zero}
-
-
-def _tables(cells: pd.DataFrame, settings: Sequence[Setting]) -> list[dict[str, Any]]:
-    made = ((each, render.html(each, cells, settings)) for each in tables.EVERY)
+def _tables(printed: Sequence[render.Printed]) -> list[dict[str, Any]]:
+    made = ((each.table, render.html(each)) for each in printed)
     return [{"table": each, "html": Markup(html)} for each, html in made if html.strip()]
 
 

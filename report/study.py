@@ -6,31 +6,28 @@ search for each arm's learning rate; `tuned` and `tuned-...`, which have other s
 the runs that compare arms; so do `long` and `small-updates`.
 """
 
-import json
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import NullLocator, PercentFormatter
+from matplotlib.ticker import NullLocator
 
 from relation import plan, records
 from relation.errors import InputError
-from relation.variants import ARMS
-from report import paper, stats
-from report.data import bits_per_character, paper_scale, title
+from relation.variants import ARMS, PAIRED
+from report import data, overview, readings, stats
+from report.data import bits_per_character, title
 from report.figures import style
-from report.figures.style import COLOUR, INK, MUTED, Bar, forest, grid, save, signed
+from report.figures.style import COLOUR, INK, MUTED, Bar, forest, grid, plot, save, signed
 
 MARGIN = 0.01  # nat/token, within which two arms count as equivalent
 EVERY_ARM = 216  # all arms have the fresh seeds below, the primary ones further ones
 DIVERGED = 0.5  # nat/token above the median of an arm at a rate
-FURTHER = {"nearest": 45, "gpt2": 45}  # first seed of the pairs that decide, at 10M
 TUNED = "tuned"
-BITS, UNRECORDED = "bits/character", "not recorded"
+BITS, UNRECORDED, UNMEASURED = "bits/character", "not recorded", "not measured"
 # Where the primary comparisons are made too, without a verdict: scale, variation, name.
 ELSEWHERE = (
     ("30M", TUNED, "30M"),
@@ -38,6 +35,7 @@ ELSEWHERE = (
     ("10M", "long", "10M on 600M tokens"),
     ("10M", "small-updates", "10M, 32,768 tokens an update"),
 )
+FAMILIES = {"primary": "primary", "arms": "each variant"}
 RUN = ["scale", "variation", "variant", "seed"]
 
 
@@ -45,8 +43,9 @@ RUN = ["scale", "variation", "variant", "seed"]
 class Section:
     """A part of the page: a table as a frame of text, and whether it has a figure, <name>.svg.
 
-    templates/study_texts.html.j2 has its title, its paragraph and the figure's caption; summary: a
-    sentence for the first page.
+    templates/study_texts.html.j2 has its title, its paragraph and the figure's caption; a column
+    "" of the table holds the differences that are drawn there; summary: a sentence for the first
+    page.
     """
 
     name: str
@@ -62,16 +61,16 @@ def sections(published: Path, folder: Path) -> list[Section]:
     runs, probes = ended(fair["runs"], fair["probes"]), fair["probes"]
     with style.styled():
         found = [
-            differences(books["runs"], runs, folder),
             arms(runs, probes, pd.concat([fair["steps"], books["steps"]])),
-            comparisons(runs, folder),
+            comparisons(runs),
             *elsewhere(runs),
             head_start(runs, probes, folder),
             *rates(runs, folder),
+            answer(published.parent, runs, folder),
         ]
         if len(tried["runs"]):
-            values = reading_values(tried)
-            found += [readings(values, folder), anchor(values, folder)]
+            table = readings.draw(readings.values(tried), folder)
+            found += [Section("readings", table, figure=True), Section("anchor", figure=True)]
     return [section for section in found if section is not None]
 
 
@@ -80,18 +79,12 @@ def minus(over: str, under: str) -> str:
     return f"{title(over)} − {title(under)}"
 
 
-def recorded(rows: list[dict[str, str]]) -> pd.DataFrame:
+def recorded(rows: Iterable[dict[str, str]]) -> pd.DataFrame:
     """A table without columns that no row has a value of, or of diverged runs where none is."""
     table = pd.DataFrame(rows).fillna("—")
     if "Welch" in table and (table["Welch"] == table["without diverged"]).all():
         table = table.drop(columns="without diverged")
-    return table.loc[:, ~table.isin([UNRECORDED, ""]).all()]
-
-
-def plot(height: float) -> tuple[Figure, Axes]:
-    """A figure of one panel."""
-    figure, axes = grid(1, 1, height)
-    return figure, axes[0, 0]
+    return table.loc[:, ~table.isin([UNRECORDED, UNMEASURED, ""]).all()]
 
 
 def of(rows: pd.DataFrame, scale: str, variation: str = TUNED) -> pd.DataFrame:
@@ -115,94 +108,84 @@ def ended(runs: pd.DataFrame, probes: pd.DataFrame) -> pd.DataFrame:
     return runs.assign(nll=nll, diverged=lost | runs["final_nll"].isna())
 
 
-# Relation beside MHA, setting by setting
-
-
-def differences(books: pd.DataFrame, fair: pd.DataFrame, folder: Path) -> Section | None:
-    """Relation − MHA of every setting that has pairs, with its interval and the paper's value.
-
-    books, fair: the runs of the two campaigns.
-    """
-    titles = {
-        (setting.variation, scale): setting.title
-        for setting in plan.load({"campaign": "books"}).columns
-        for scale in setting.scales or books["scale"].unique()
-    }
-    tuned = fair[fair["variation"].str.startswith(TUNED)].assign(variation=TUNED)
-    runs = pd.concat([books.assign(nll=books["final_nll"]), tuned]).dropna(subset="nll")
-    runs["bits"] = bits_per_character(runs, "nll")
-    rows, bars = [], []
-    for scale in style.scales_of(runs):
-        at = paper_scale(scale)
-        for variation in (*dict.fromkeys(name for name, _ in titles), TUNED):
-            own = runs[(runs["scale"] == scale) & (runs["variation"] == variation)]
-            first = FURTHER.get(variation, 0) if scale == "10M" else 0
-            own = own[own["seed"] >= first].set_index("seed")  # seeds that chose nothing, decide
-            full, mha = (own[own["variant"] == v][["nll", "bits"]] for v in ("full", "mha"))
-            apart = (full - mha).dropna(subset="nll")
-            if apart.empty:
-                continue
-            name, found = titles.get((variation, scale), "Tuned alike"), stats.mean(apart["nll"])
-            printed = paper.number("app-nll", f"{scale}/mean", "delta")
-            pairs = f"{len(apart)} pair{'s' if len(apart) > 1 else ''}"
-            bars.append(Bar(f"{at}: {name}, {pairs}", found, printed=printed))
-            bits = apart["bits"].dropna()
-            told = signed(stats.mean(bits), "+.5f") if len(bits) else UNRECORDED
-            row = {"setting": name, "scale": at, "vocabulary": f"{own['vocabulary'].iloc[0]:,}"}
-            row |= {"pairs": f"{len(apart)}", "nat/token": signed(found), BITS: told}
-            rows.append(row)
-    if not rows:
+def answer(root: Path, fair: pd.DataFrame, folder: Path) -> Section | None:
+    """Relation − MHA of every setting that has pairs: the rows of the first page, and the fair
+    comparison, as a figure. root: of all results; fair: its runs, as `ended`."""
+    own = fair[fair["variation"].str.startswith(TUNED)]
+    own = own.assign(final_nll=own["nll"], further=False, own_scale=own["scale"])
+    own["scale"] = own["scale"].map(data.paper_scale)
+    settings = plan.load({"campaign": "books"}).columns
+    runs = {str(setting): data.load(setting, root=root).runs for setting in settings}
+    bars = []
+    for name, of_setting in (runs | {"Tuned alike": own}).items():
+        for row in overview.differences(of_setting):
+            n, place = row["final_nll"].n, overview.place_of(row["scale"])
+            label = f"{row['scale']}: {name}, {n} pair{'s' if n > 1 else ''}"
+            bars.append((place, Bar(label, row["final_nll"], printed=row["paper"])))
+    if not bars:
         return None
-    figure, here = plot(0.3 * len(rows) + 0.7)
-    forest(here, bars)
-    here.set_xlabel("final validation NLL, Relation − MHA (nat/token)")
-    save(figure, folder / "answer.svg")
-    return Section("answer", recorded(rows), figure=True, summary=tuned_alike(fair))
+    bars = [bar for _, bar in sorted(bars, key=lambda each: each[0])]
+    label = "final validation NLL, Relation − MHA (nat/token)"
+    save(forest(bars, label), folder / "answer.svg")
+    return Section("answer", figure=True)
 
 
 # The fair comparison
 
 
+def searched(runs: pd.DataFrame, scale: str = "10M") -> pd.DataFrame:
+    """The runs that search for a learning rate."""
+    return runs[runs["variation"].str.startswith("rate") & (runs["scale"] == scale)]
+
+
+def at_best(runs: pd.DataFrame) -> pd.DataFrame:
+    """The searching runs of each arm at the rate with its lowest mean, none of which diverged."""
+    search = searched(runs)
+    by_rate = search.groupby(["variant", "learning_rate"])
+    lost = by_rate["diverged"].transform("any")
+    means = by_rate["nll"].transform("mean").where(~lost, math.inf)
+    lowest = means.groupby(search["variant"]).transform("min")
+    return search[(means == lowest) & np.isfinite(lowest)]
+
+
+def of_kind(variant: str, kind: str) -> bool:
+    """Whether an arm is one of attention (mha) or of Relation (full); the control is neither."""
+    return variant.startswith(kind) and variant != "mha-self"
+
+
 def primary(runs: pd.DataFrame) -> list[tuple[str, str]]:
     """The primary comparisons: Relation − MHA, and best Relation − best attention ("": open)."""
-    search = runs[runs["variation"].str.startswith("rate") & (runs["scale"] == "10M")]
+    found = {name: best_rate(own) for name, own in searched(runs).groupby("variant")}
     best = []
-    for first in ("full", "mha"):
-        kind = search["variant"].str.startswith(first) & (search["variant"] != "mha-self")
-        fits = {name: best_rate(own) for name, own in search[kind].groupby("variant")}
+    for kind in PAIRED[::-1]:
+        fits = {name: fit for name, fit in found.items() if of_kind(name, kind)}
         is_open = not fits or any(rate is None for rate, _, _ in fits.values())
         best.append("" if is_open else min(fits, key=lambda name: fits[name][2]))
-    return list(dict.fromkeys([("full", "mha"), (best[0], best[1])]))
+    return list(dict.fromkeys([PAIRED[::-1], tuple(best)]))
 
 
 def tuned_alike(runs: pd.DataFrame) -> str:
     """What the fair comparison says in a sentence: its verdicts or, before them, its search."""
-    there = [one for one in compared(runs).itertuples() if one.family == "primary"]
-    if there:
-        told = [
-            f"{minus(one.over, one.under)}: {signed(one.found.welch)} over {len(one.found.seeds)} "
-            f"seeds, {verdict(one.found.welch.value, one.p, one.within)}"
-            for one in there
-        ]
-        return f"Each variant at its own learning rate, on a larger corpus: {'; '.join(told)}."
-    search = runs[runs["variation"].str.startswith("rate") & (runs["scale"] == "10M")]
-    # On the seeds that all have: further ones are those of some variants alone.
-    has = search.groupby("seed")["variant"].transform("nunique")
-    search = search[has == search["variant"].nunique()]
-    ends = search[~search["diverged"]].groupby(["variant", "learning_rate"])["nll"]
-    means = ends.agg(["mean", "size"]).reset_index().sort_values("mean")
-    best = means.drop_duplicates("variant").set_index("variant")
-    if not {"mha", "full"} <= set(best.index):
-        return ""
-    told = {}
-    for name, row in best.iterrows():
-        runs_of = "1 run" if row["size"] == 1 else f"{row['size']:.0f} runs"
-        told[name] = f"{title(name)} {row['mean']:.4f} ({runs_of})"
-    lowest = best.index[0]
-    more = "" if lowest in ("mha", "full") else f"; the lowest, {told[lowest]}"
-    return (
-        f"At the best of the learning rates tried, 10M on a larger corpus: {told['mha']}, "
-        f"{told['full']}{more}. Fresh seeds have not run at these rates."
+
+    def told(over: str, under: str, found: Apart) -> str:
+        return f"{minus(over, under)}: {signed(found.welch)} over {len(found.seeds)} seeds"
+
+    there = compared(runs).query("family == 'primary'").itertuples()
+    verdicts = [
+        f"{told(one.over, one.under, one.found)}, "
+        f"{verdict(one.found.welch.value, one.p, one.within)}"
+        for one in there
+    ]
+    if verdicts:
+        return f"Each variant at its own learning rate, on a larger corpus: {'; '.join(verdicts)}."
+    best = at_best(runs)
+    means = best.groupby("variant")["nll"].mean().sort_values().index
+    lowest = [next((name for name in means if of_kind(name, kind)), "") for kind in PAIRED[::-1]]
+    pairs = dict.fromkeys([PAIRED[::-1], tuple(lowest)])
+    found = "; ".join(told(*pair, one) for pair in pairs if (one := apart(best, *pair)))
+    return found and (
+        f"Each variant at the best of the learning rates tried, 10M on a larger corpus: {found}. "
+        "The same runs chose the rates; fresh seeds have not run."
     )
 
 
@@ -258,32 +241,47 @@ def verdict(difference: float, p: float, within: float) -> str:
 
 
 def arms(runs: pd.DataFrame, probes: pd.DataFrame, steps: pd.DataFrame) -> Section | None:
-    """Arms at 10M and their own rates. Raises InputError where the runs of one have several."""
-    own = of(runs, "10M")
-    if own.empty:
-        return None
-    table = compared(runs).query("under == 'mha'").drop_duplicates("over").set_index("over")
-    curves, rows = validation(probes), []
+    """Arms at 10M and their own rates: on fresh seeds or, before any ran, on those that chose.
+
+    Raises InputError where the fresh runs of one have several rates.
+    """
+    own, table = of(runs, "10M"), compared(runs).query("under == 'mha'")
+    fresh = len(own) > 0
+    own = own if fresh else at_best(runs)
+    less = table.drop_duplicates("over").set_index("over")["found"].to_dict()
+    curves, rows, drawn = validation(probes, own), [], []
     for variant, arm in own.groupby("variant"):
         if arm["learning_rate"].nunique() > 1:
             raise InputError(f"the fresh runs of {variant} have several learning rates")
+        if not fresh and variant != "mha":
+            less[variant] = apart(own, variant, "mha")
         speed, rate = throughput(steps, variant, arm["backend"].iloc[0])
-        reached, minutes = tokens_to_mha(curves, variant), "not measured"
+        reached, minutes = tokens_to_mha(curves, variant), UNMEASURED
         if rate is not None:
             minutes = f"{reached / rate / 60:.1f}" if reached else "not reached"
-        delta = signed(table.loc[variant, "found"].welch) if variant in table.index else ""
-        row = {"less MHA": delta, "tokens/s, MHA’s = 1": speed, "GPU minutes": minutes}
-        rows.append(summary(arm) | row)
-    return Section("arms", recorded(rows).sort_values("NLL"))
+        found = less.get(variant)
+        known = {"less MHA": signed(found.welch) if found else ""}
+        if not fresh:
+            best, *_ = best_rate(searched(runs).query("variant == @variant"))
+            known["fitted rate"] = f"{best:.3g}" if best else "open"
+        rows.append(summary(arm, known) | {"tokens/s, MHA’s = 1": speed, "GPU minutes": minutes})
+        drawn.append(found.welch if found else None)
+    if not rows:
+        return None
+    shown = recorded(rows)
+    if "less MHA" in shown:
+        shown.insert(shown.columns.get_loc("less MHA") + 1, "", drawn)
+    name = "arms" if fresh else "search"
+    return Section(name, shown.sort_values("NLL"), summary=tuned_alike(runs))
 
 
-def summary(arm: pd.DataFrame) -> dict[str, str]:
-    """What a table says of the runs of one arm."""
+def summary(arm: pd.DataFrame, known: dict[str, str] | None = None) -> dict[str, str]:
+    """What a table says of the runs of one arm. known: what stands before their NLL."""
     nll, bits = stats.mean(arm["nll"].dropna()), bits_per_character(arm, "nll").mean()
     return {
         "variant": title(arm["variant"].iloc[0]), "rate": f"{arm['learning_rate'].iloc[0]:.3g}",
+        **(known or {}), "NLL": signed(nll, ".4f"),
         "runs": str(len(arm)), "diverged": str(arm["diverged"].sum()),
-        "NLL": signed(nll, ".4f"),
         BITS: UNRECORDED if math.isnan(bits) else f"{bits:.4f}",
         "parameters": f"{arm['parameters'].iloc[0]:,}",
     }  # fmt: skip
@@ -300,13 +298,13 @@ def throughput(steps: pd.DataFrame, variant: str, backend: str) -> tuple[str, fl
             found = stats.median_ratio(*samples, not (arm["alone"] or mha["alone"]))
             told = f"{found.value:.3f} ({found.low:.3f} to {found.high:.3f})"
             return told, arm["tokens_per_second"]
-    return "not measured", None
+    return UNMEASURED, None
 
 
-def validation(probes: pd.DataFrame) -> pd.DataFrame:
-    """Validation NLL at 10M by tokens, a column an arm and seed; a run that stopped stays where
-    it was."""
-    rows = of(probes, "10M")
+def validation(probes: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
+    """Validation NLL of some runs by tokens, a column an arm and seed; a run that stopped stays
+    where it was."""
+    rows = probes.merge(runs[RUN])
     rows = rows[(rows["metric"] == "validation_nll") & np.isfinite(rows["value"])]
     return rows.pivot_table("value", "tokens", ["variant", "seed"]).ffill()
 
@@ -325,65 +323,52 @@ def p_text(p: float) -> str:
     return "—" if math.isnan(p) else "< 0.001" if p < 0.0005 else f"{p:.3f}"
 
 
-FAMILIES = {"primary": "primary", "arms": "each variant"}
+def differing(found: Apart) -> dict[str, str]:
+    """What a table says of a comparison."""
+    return {
+        "seeds": str(len(found.seeds)), "Welch": signed(found.welch),
+        "paired": signed(found.paired), "without diverged": signed(found.kept),
+    }  # fmt: skip
 
 
-def comparisons(runs: pd.DataFrame, folder: Path) -> Section | None:
-    """The comparisons with verdicts, as a table and a forest plot."""
-    rows, bars = [], []
+def comparisons(runs: pd.DataFrame) -> Section | None:
+    """The comparisons with verdicts."""
+    rows, drawn = [], []
     for one in compared(runs).itertuples():
-        name, found = minus(one.over, one.under), one.found
-        rows.append(
-            {
-                "comparison": name,
-                "family": FAMILIES[one.family],
-                "seeds": str(len(found.seeds)),
-                "Welch": signed(found.welch),
-                "paired": signed(found.paired),
-                "p": p_text(one.p),
-                f"p within ±{MARGIN}": p_text(one.within),
-                "verdict": verdict(found.welch.value, one.p, one.within),
-                "without diverged": signed(found.kept),
-            }
-        )
-        colour = COLOUR["full" if one.over.startswith("full") else "mha"]
-        bars.append(Bar(f"{name}, {len(found.seeds)} seeds", found.welch, colour))
+        row = {"comparison": minus(one.over, one.under), "family": FAMILIES[one.family]}
+        row |= {"verdict": verdict(one.found.welch.value, one.p, one.within)}
+        tests = {"p": p_text(one.p), f"p within ±{MARGIN}": p_text(one.within)}
+        rows.append(row | differing(one.found) | tests)
+        drawn.append(one.found.welch)
     if not rows:
         return None
-    figure, here = plot(0.32 * len(bars) + 0.7)
-    here.axvspan(-MARGIN, MARGIN, color=MUTED, alpha=0.15, linewidth=0)
-    forest(here, sorted(bars, key=lambda bar: bar.found.value))
-    here.set_xlabel("difference of final validation NLL (nat/token)")
-    save(figure, folder / "comparisons.svg")
-    return Section("comparisons", recorded(rows), figure=True)
+    table = recorded(rows)
+    table.insert(table.columns.get_loc("Welch") + 1, "", drawn)
+    return Section("comparisons", table)
 
 
 def elsewhere(runs: pd.DataFrame) -> list[Section]:
     """The primary arms in larger models, on more tokens and in smaller updates."""
-    pairs, there, rows = primary(runs), [], []
+    pairs, alone, rows = primary(runs), [], []
     pairs += [(under, "mha") for _, under in pairs if under not in ("", "mha")]
     for scale, variation, setting in ELSEWHERE:
         own = of(runs, scale, variation)
         for _, arm in own.groupby("variant"):
-            there.append({"variant": "", "setting": setting} | summary(arm))
+            alone.append({"variant": "", "setting": setting} | summary(arm))
         for over, under in pairs:
             if (found := apart(own, over, under)) is None:
                 continue
-            row = {"comparison": minus(over, under), "setting": setting}
-            row |= {"seeds": str(len(found.seeds)), "Welch": signed(found.welch)}
-            row |= {"paired": signed(found.paired), "without diverged": signed(found.kept)}
-            row["150M tokens, same seeds"] = ""
+            row = {"comparison": minus(over, under), "setting": setting} | differing(found)
             beside = apart(of(runs[runs["seed"].isin(found.seeds)], "10M"), over, under)
-            if scale == "10M" and beside is not None:
-                row["150M tokens, same seeds"] = signed(beside.welch)
-            rows.append(row)
-    made = zip(("elsewhere", "elsewhere-apart"), (there, rows), strict=True)
+            there = scale == "10M" and beside is not None
+            rows.append(row | {"150M tokens, same seeds": signed(beside.welch) if there else ""})
+    made = zip(("elsewhere", "elsewhere-apart"), (alone, rows), strict=True)
     return [Section(name, recorded(table)) for name, table in made if table]
 
 
 def head_start(runs: pd.DataFrame, probes: pd.DataFrame, folder: Path) -> Section | None:
     """The primary comparisons against training tokens: how much of the end is there early."""
-    curves, rows = validation(probes), []
+    curves, rows = validation(probes, of(runs, "10M")), []
     figure, here = plot(2.8)
     for (over, under), colour in zip(primary(runs), ("full", "linear"), strict=False):
         if not {over, under} <= set(curves.columns.unique(0)):
@@ -434,17 +419,15 @@ def _rates(runs: pd.DataFrame, name: str, folder: Path) -> Section:
         means[variant] = by_rate["final_nll"].mean().where(stopped == 0).reindex(tried)
         best, reason, _ = best_rate(own)
         row = {"variant": title(variant), "runs": str(len(own))}
-        row["best rate"] = f"{best:.3g}" if best else f"open: {reason}"
         for rate, mean in means[variant].items():
             gone = stopped.get(rate, 0)
             row[f"{rate:.3g}"] = (
                 f"{gone} diverged" if gone else "—" if mean != mean else f"{mean:.4f}"
             )
-        rows.append(row)
+        rows.append(row | {"best rate": f"{best:.3g}" if best else f"open: {reason}"})
     added = list(dict.fromkeys(variant.partition("-")[2] for variant in means))
-    columns = min(3, len(added))
-    high, shared = math.ceil(len(added) / columns), {"sharex": True, "sharey": True}
-    figure, axes = grid(high, columns, 2.1 * high + 0.5, **shared)
+    high, shared = math.ceil(len(added) / 2), {"sharex": True, "sharey": True}
+    figure, axes = grid(high, min(2, len(added)), 1.6 * high + 0.5, style.NARROW, **shared)
     for here in axes.flat[len(added) :]:
         here.set_visible(False)
     for what, here in zip(added, axes.flat, strict=False):
@@ -494,131 +477,3 @@ def best_rate(runs: pd.DataFrame) -> tuple[float | None, str, float]:
         return float(means.index[place]), "", float(means.iloc[place])
     lowest = np.clip(-fit[1] / (2 * fit[0]), math.log(near[0]), math.log(near[-1]))
     return float(f"{math.exp(lowest):.3g}"), "", float(np.polyval(fit, lowest))
-
-
-# Readings: what the paper leaves open
-
-
-def rho(specification: str) -> float:
-    """What a token's embedding weighs at the start against what the first mixer would add.
-
-    ρ = multiplier × σ_E / (d σ_I σ_O): the RMS of the embedding over that of W_O W_I x for a
-    normalised x, which the mixer adds where all flow stays with the token.
-    """
-    model = json.loads(specification)["model"]
-    width = model["d_model"]
-    own = model.get("init_std", 0.02)
-    matrix = (3 * width) ** -0.5 if model.get("linear_init") == "torch" else own
-    divided = math.sqrt(2 * len(model["layout"])) if model.get("scale_residual_init") else 1.0
-    embedding = (model.get("embedding_std") or own) * (model.get("embedding_multiplier") or 1.0)
-    return embedding * divided / (width * matrix * matrix)
-
-
-# The settings of `readings` in words: the residual matrices, and what else is changed.
-RESIDUAL = {"unscaled": "as the others", "scaled": "divided by sqrt(2L)"}
-CHANGES = {
-    "sd-0.02": "nothing",
-    "sd-torch": "projections start as PyTorch’s",
-    "sd-rsqrt-d": "sd of 1/sqrt(d)",
-    "sd-small": "sd of sqrt(2/(5d))",
-    "sd-rsqrt-d-times-2.5": "sd of 1/sqrt(d), embedding × 2.5",
-    "short-books": "books cut to 200 tokens",
-    "short-books-mask": "books cut, documents masked",
-    "document-mask": "documents masked",
-    "lr-half": "half the learning rate",
-    "lr-twice": "twice the learning rate",
-    "decay-all": "weight decay on all",
-    "decay-no-embedding": "no weight decay on the embedding",
-    "embedding-sd": "embedding with an sd of 1/sqrt(d)",
-    "embedding-times-sqrt-d": "embedding × sqrt(d)",
-    "embedding-times-0.289": "embedding × 0.289",
-    "embedding-times-2": "embedding × 2",
-    "adam-eps": "epsilon 1e-5",
-    "separate-weights": "weights drawn apart",
-}
-
-
-def reading_values(frames: dict[str, pd.DataFrame]) -> pd.DataFrame:
-    """A row a reading and seed that has a pair: losses, and the flow of its first layers."""
-    runs, flow, probes = frames["runs"], frames["flow"], frames["probes"]
-    key = ["variation", "seed"]
-    nll = runs.pivot_table("final_nll", key, "variant")[["mha", "full"]].dropna()
-    found = nll.assign(apart=nll["full"] - nll["mha"])
-    layers = stats.pooled(flow, [*key, "variant", "metric", "layer"])
-    layers = layers.pivot_table("value", key, ["variant", "metric", "layer"])
-    found["self0"] = layers["full", "self_flow", 0]
-    found["diagonal0"] = layers["mha", "self_flow", 0]
-    found["self1"] = layers["full", "self_flow", 1]
-    for variant in ("full", "mha"):
-        found[f"rank_{variant}"] = layers[variant, "effective_rank", 0]
-    found["rank0"] = found["rank_full"] / found["rank_mha"]
-    lam = probes[(probes["metric"] == "lambda") & (probes["layer"] == 0)]
-    lam = lam[lam["variant"] == "full"].sort_values("update").groupby(key)["value"].last()
-    found["lambda0"] = lam
-    spec = runs[runs["variant"] == "full"].set_index(key)["specification"]
-    found["rho"] = spec[~spec.index.duplicated()].map(rho)
-    return found.reset_index()
-
-
-READ = {
-    "mha": ("MHA", "{:.4f}"),
-    "full": ("Relation", "{:.4f}"),
-    "apart": ("Relation − MHA", "{:+.4f}"),
-    "self0": ("L0 Self flow", "{:.1%}"),
-    "diagonal0": ("L0 MHA diagonal", "{:.1%}"),
-    "rank0": ("L0 rank, Relation / MHA", "{:.2f}"),
-    "self1": ("L1 Self flow", "{:.1%}"),
-    "lambda0": ("λ of L0", "{:.2f}"),
-    "rho": ("ρ", "{:.2f}"),
-}
-
-
-def changed(variation: str) -> tuple[str, str]:
-    """What a variation of `readings` starts as: its residual matrices, and what else is changed."""
-    residual, _, change = variation.partition("-")
-    return RESIDUAL.get(residual, residual), CHANGES.get(change, change)
-
-
-def readings(values: pd.DataFrame, folder: Path) -> Section:
-    """One table of all settings of `readings`, and their differences and Self flow as a figure."""
-    groups = values.groupby("variation")
-    mean = groups.mean(numeric_only=True).sort_values("apart")
-    table = pd.DataFrame([changed(name) for name in mean.index], columns=["W_O, W_down", "changed"])
-    table = table.iloc[:, ::-1]
-    table["pairs"] = groups.size()[mean.index].astype(str).to_numpy()
-    for column, (name, form) in READ.items():
-        table[name] = [form.format(value).replace("-", "−") for value in mean[column]]
-    figure, axes = grid(1, 2, 0.17 * len(mean) + 0.6, sharey=True)
-    places = {name: -place for place, name in enumerate(mean.index)}
-    colours = [COLOUR["full" if name.startswith("un") else "mha"] for name in mean.index]
-    for here, column, label, printed in zip(
-        axes[0],
-        ("apart", "self0"),
-        ("Relation − MHA (nat/token)", "Self flow of the first layer"),
-        (("app-nll", "10M/mean", "delta"), ("relation_internal", "10M", "l0_self.full")),
-        strict=True,
-    ):
-        style.sideways(here, [changed(name)[1] for name in mean.index])
-        here.plot(values[column], values["variation"].map(places), ".", color=MUTED, alpha=0.6)
-        here.scatter(mean[column], places.values(), color=colours, zorder=3)
-        here.axvline(paper.number(*printed), color=INK, linewidth=0.7, linestyle=style.DASHES)
-        here.set(xlabel=label, ylim=(0.7 - len(mean), 0.7))
-    axes[0, 0].axvline(0, color=INK, linewidth=0.7)
-    axes[0, 1].xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    save(figure, folder / "readings.svg")
-    return Section("readings", table, figure=True)
-
-
-def anchor(values: pd.DataFrame, folder: Path) -> Section:
-    """Self flow of the first layer against ρ."""
-    figure, here = plot(2.8)
-    scaled = values["variation"].str.startswith("scaled")
-    for own, arm, name in (
-        (values[~scaled], "full", "W_O and W_down as every matrix"),
-        (values[scaled], "mha", "divided by sqrt(2L)"),
-    ):
-        here.plot(own["rho"], own["self0"], "o", color=COLOUR[arm], label=name)
-    here.set(xscale="log", xlabel="ρ", ylabel="L0 Self flow")
-    here.legend()
-    save(figure, folder / "anchor.svg")
-    return Section("anchor", figure=True)

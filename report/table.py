@@ -78,7 +78,7 @@ class Table:
     """One table. frames: of `Records`, what `compute` takes; the first is what a gap lacks.
 
     rows: of a panel whose rows are not the paper's; scale: of rows that name none; names: labels of
-    rows whose key is none.
+    rows whose key is none; others are words, as 10M, 42 for 10M/42.
     """
 
     number: str
@@ -110,10 +110,6 @@ class Table:
         of = printed["column"].isin([column.column for column in self.panels[panel]])
         return list(printed["row"][of].unique())
 
-    def label_of(self, row: str) -> str:
-        """The printed label of a row: its name, or its key in words, as 10M, 42."""
-        return self.names.get(row) or row.replace("/", ", ")
-
 
 def table(number: str, label: str, title: str, **known: Any) -> Callable[[Callable], Table]:
     """Declare a table: its function's parameters name the frames, its docstring is the caption."""
@@ -127,12 +123,24 @@ def table(number: str, label: str, title: str, **known: Any) -> Callable[[Callab
 
 
 def cell(
-    row: str, column: str, value: float | stats.Estimate = math.nan, **known: Any
+    row: str,
+    column: str,
+    value: float | stats.Estimate = math.nan,
+    of: pd.DataFrame | None = None,
+    **known: Any,
 ) -> dict[str, Any]:
-    """One cell, of a value or of an estimate with its interval; known: any other of COLUMNS."""
-    found = dict.fromkeys(COLUMNS[2:]) | {"statistic": "value", "n": 1, "status": "ok"}
-    found |= {"row": row, "column": column, "value": value, "reason": "", "sources": ()}
-    found |= dict.fromkeys(("sd", "low", "high"), math.nan) | {"by_seed": {}}
+    """One cell, of a value or of an estimate with its interval.
+
+    of: the rows that it rests on; known: any other of COLUMNS. One with a status other than ok has
+    n = 0.
+    """
+    found = dict.fromkeys(COLUMNS[2:]) | {"statistic": "value", "status": "ok", "by_seed": {}}
+    found |= {"row": row, "column": column, "value": value, "reason": ""}
+    found |= dict.fromkeys(("sd", "low", "high"), math.nan)
+    found |= {
+        "n": int(known.get("status", "ok") == "ok"),
+        "sources": () if of is None else sources(of),
+    }
     if isinstance(value, stats.Estimate):
         found |= {name: getattr(value, name) for name in (*NUMBERS, "n")}
     return found | known
@@ -209,7 +217,7 @@ def table_cells(table: Table, records: Records) -> pd.DataFrame:
     for row, column in (key for key in wanted if (key[0], key[1].column) not in there):
         asked = [key[2] for key in theirs if key[:2] == (row, column.column)] or ["value"]
         status, reason = _gap(table, records, row, column)
-        known = {"n": 0, "status": status, "reason": reason}
+        known = {"status": status, "reason": reason}
         found += [cell(row, column.column, statistic=each, **known) for each in asked]
         there.add((row, column.column))
     for key in theirs:

@@ -54,10 +54,12 @@ def flow_rows(
     tau: float = TAU,
     rows: Iterable[int] | None = None,
     silu: bool = True,
+    most: float = math.inf,
 ) -> Tensor:
     """F of Section 3.1 entry by entry: rows i (from 1; all unless named) as (B, H, rows, T).
 
-    Without SiLU, Exchange is U itself: MHA with Relation's count and Self.
+    Without SiLU, Exchange is U itself: MHA with Relation's count and Self. The correction counts
+    `most` tokens at most.
     """
     B, H, T, D = p1.shape
     rows = list(rows or range(1, T + 1))
@@ -68,14 +70,16 @@ def flow_rows(
             for j in range(1, i + 1):
                 pairs = zip(first[i - 1], second[j - 1], strict=True)
                 U = sum(x * y for x, y in pairs) / math.sqrt(D)
-                past = (U * sigmoid(U) if silu else U) - lam * math.log(i)
+                past = (U * sigmoid(U) if silu else U) - lam * math.log(min(i, most))
                 R[b, h, k, j - 1] = sigmoid(U / tau) if j == i else past
     weight = (R - R.amax(-1, keepdim=True)).exp()
     return weight / weight.sum(-1, keepdim=True)
 
 
-def credit(flow: Tensor, info: Tensor, G: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """dL/dE, dL/dS and dL/dlambda by the closed forms of Appendix A.1.7, of F and G = dL/dY."""
+def closed_forms(p1: Tensor, p2: Tensor, info: Tensor, lam: float, G: Tensor) -> tuple[Tensor, ...]:
+    """Y and the gradients of p1, p2, info and lambda by Appendix A.1.7, of G = dL/dY."""
+    T, D = p1.shape[2:]
+    U, flow = p1 @ p2.mT / D**0.5, flow_rows(p1, p2, lam)
     g = flow.tril(-1).sum(-1)
     pi = (flow.tril(-1) / g[..., None]).nan_to_num()
     mean_info = pi @ info
@@ -83,15 +87,7 @@ def credit(flow: Tensor, info: Tensor, G: Tensor) -> tuple[Tensor, Tensor, Tenso
     within = G @ info.mT - (G * mean_info).sum(-1, keepdim=True)
     dE = g[..., None] * pi * (((1 - g) * c)[..., None] + within)
     dS = -g * (1 - g) * c
-    log_i = torch.arange(1, flow.shape[-1] + 1, dtype=torch.float64).log()
-    return dE, dS, -(g * (1 - g) * c * log_i).sum()
-
-
-def closed_forms(p1: Tensor, p2: Tensor, info: Tensor, lam: float, G: Tensor) -> tuple[Tensor, ...]:
-    """Y and the gradients of p1, p2, info and lambda by Appendix A.1.7."""
-    D = p1.shape[-1]
-    U, flow = p1 @ p2.mT / D**0.5, flow_rows(p1, p2, lam)
-    dE, dS, dlam = credit(flow, info, G)
+    dlam = (dS * torch.arange(1, T + 1, dtype=torch.float64).log()).sum()
     sigma, S = torch.sigmoid(U), torch.sigmoid(U.diagonal(dim1=-2, dim2=-1) / TAU)
     dU = dE * (sigma + U * sigma * (1 - sigma)) + torch.diag_embed(dS * S * (1 - S) / TAU)
     return flow @ info, dU @ p2 / D**0.5, dU.mT @ p1 / D**0.5, flow.mT @ G, dlam

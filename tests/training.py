@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -18,7 +19,10 @@ from relation import records
 from relation.data.corpus import unigram_entropy
 from relation.data.tokenizer import END_OF_TEXT
 from relation.data.windows import sha256_of
+from relation.errors import RelationError
 from relation.jobs import Data, Run
+from relation.train import run
+from relation.train.step import wsd
 from relation.variants import ModelConfig
 
 CPU = torch.device("cpu")
@@ -137,7 +141,8 @@ def assert_same_run(out: Path, expected: Path) -> None:
 def start(folder: Path, data: Path, processes: int = 1, **options) -> subprocess.Popen:
     """A small run in a process of its own, or in several that torchrun starts.
 
-    It writes into out/ and resume/ of `folder`; options: as train/small_run.py takes them.
+    It writes into out/ and resume/ of `folder`. changes: of the specification; dies: the update in
+    which it is killed by SIGKILL.
     """
     environment = {
         **os.environ,
@@ -150,6 +155,29 @@ def start(folder: Path, data: Path, processes: int = 1, **options) -> subprocess
         # Not every machine can resolve its own name.
         command += ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
         command += ["--nproc-per-node", str(processes)]
-    command += [str(ROOT / "tests" / "train" / "small_run.py"), str(folder), str(data)]
+    command += [__file__, str(folder), str(data)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     return subprocess.Popen([*command, json.dumps(options)], env=environment, cwd=ROOT, **pipes)
+
+
+def _train_here(folder: Path, data: Path, options: dict) -> None:
+    """What `start` starts."""
+    begun = []
+
+    def schedule(*arguments) -> float:
+        begun.append(arguments)
+        if len(begun) == options.get("dies"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return wsd(*arguments)
+
+    torch.set_num_threads(1)
+    run.wsd = schedule
+    try:
+        run.train(small_run(**options.get("changes", {})), data, folder / "out", folder / "resume")
+    except RelationError as error:
+        sys.exit(f"error: {error}")
+    print(f"updates: {len(begun)}")
+
+
+if __name__ == "__main__":
+    _train_here(Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3]))

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from relation import machine, records
 from relation.bench import rounds as protocol
-from relation.errors import InputError, RunError
+from relation.errors import InputError, RunError, check_among
 from relation.kernels.documents import Documents
 from relation.ops import causal_attention, chunked_linear_relation, full_relation, get_backend
 
@@ -271,9 +271,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     given = parser.parse_args(argv)
     peers = given.peers.split(",") if given.peers else list(_BY_DEFAULT[given.device])
     passes, only = {"forward": FORWARD, "backward": BACKWARD}, given.only.split(",")
-    for what, names, known in (("peer", peers, PEERS), ("pass", only, passes)):
-        if unknown := [name for name in names if name not in known]:
-            raise InputError(f"unknown {what} {unknown[0]!r}; choose among {', '.join(known)}")
+    for name in peers:
+        check_among(name, PEERS, f"unknown peer {name!r}")
+    for name in only:
+        check_among(name, passes, f"unknown pass {name!r}")
     if given.rounds < 1 or given.documents < 0:
         raise InputError("give at least 1 round, and documents of 0 or more tokens")
     shapes = [Shape.parse(text, given.documents) for text in given.shapes]
@@ -281,7 +282,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     precision = given.precision or ("bf16" if given.device == "cuda" else "fp32")
     rows: list[dict] = []
     given.output.parent.mkdir(parents=True, exist_ok=True)
-    with protocol.claimed(given.device) as device:
+    with machine.claim(given.device, alone=True) as device:
         asked = records.origin("", machine.describe(device))
         for found in compare(shapes, peers, measures, precision, device, given.rounds):
             rows += found

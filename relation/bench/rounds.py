@@ -25,8 +25,7 @@ import random
 import re
 import statistics
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -138,16 +137,6 @@ class Timer:
             self.call()
             found.append(time.perf_counter() - began)
         return statistics.median(found)
-
-
-@contextmanager
-def claimed(kind: str) -> Iterator[torch.device]:
-    """The device, held alone if it is a GPU. The asking process takes no memory on it."""
-    if kind == "cpu":
-        yield torch.device("cpu")
-        return
-    with machine.gpu_lock() as (index,):
-        yield torch.device("cuda", index)
 
 
 class Failure(NamedTuple):
@@ -428,9 +417,8 @@ def record(
     what `prepare` is given for it; row(side, measure, given, answers): columns of the kind.
     Whatever a side meets, out of memory, a crash or a missing backend, is its row's status.
     """
-    names, rows = records.columns(kind), []
-    key = {name: getattr(bench, name) for name in ("campaign", "scale", "variation")}
-    with claimed(bench.device) as device:
+    names, rows, key = records.columns(kind), [], records.key(bench, kind)
+    with machine.claim(bench.device, alone=True) as device:
         conditions = Conditions(device)
         for sides in sides_of(device):
             with Sides(sides, conditions) as processes:

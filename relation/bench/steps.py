@@ -132,7 +132,6 @@ def measure(bench: Bench, out: Path, data: Path | None = None) -> None:
         rates = [per_update / seconds for seconds in answers.samples.get(measure, [])]
         return {
             **asdict(side),
-            "benchmark": bench.benchmark,
             "backend": backends_of(side.model, side.backends),
             **median_columns("tokens_per_second", rates),
             "samples": rates,

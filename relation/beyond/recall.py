@@ -225,5 +225,5 @@ def run(recall: Recall, out: Path) -> None:
     with claim(recall.device) as device:
         with Progress(f"recall {recall.mixer}", total, "trainings") as progress:
             rows = list(rows_of(recall, device, progress))
-        key = {"campaign": recall.campaign, "variation": recall.variation}
-        records.write(out, "recall", rows, key | records.origin(recall.hash, describe(device)))
+        known = records.key(recall, "recall") | records.origin(recall.hash, describe(device))
+        records.write(out, "recall", rows, known)

@@ -130,20 +130,18 @@ _KNOWN = WeakTensorKeyDictionary()  # the documents of masks that are in use
 
 def _documents(bounds: Tensor) -> Documents:
     """The documents that a mask of `relation_mask` describes, made once for all layers."""
-    if is_compiling():
-        return _documents_of(bounds)
-    if bounds not in _KNOWN:
-        _KNOWN[bounds] = _documents_of(bounds)
-    return _KNOWN[bounds]
-
-
-def _documents_of(bounds: Tensor) -> Documents:
+    traced = is_compiling()
+    if not traced and bounds in _KNOWN:
+        return _KNOWN[bounds]
     # Copies: a view would keep the mask alive, and kernels want them aligned.
     starts, ends = (x.clone() for x in bounds[:, 0])
     B, T = starts.shape
     row = torch.arange(0, B * T, T, dtype=torch.int32, device=bounds.device)[:, None]
     # Where each token's document ends in the B T tokens: empty ones stand between the documents.
-    return Documents(starts, ends, F.pad((row + ends).flatten(), (1, 0)), T)
+    documents = Documents(starts, ends, F.pad((row + ends).flatten(), (1, 0)), T)
+    if not traced:
+        _KNOWN[bounds] = documents
+    return documents
 
 
 def relation_attention(

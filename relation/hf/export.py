@@ -1,12 +1,11 @@
 """A trained run as a folder that transformers loads."""
 
-import json
-import shutil
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from transformers import PreTrainedTokenizerFast
 
 from relation import records
 from relation.data.tokenizer import END_OF_TEXT, load_tokenizer
@@ -44,16 +43,15 @@ def export(run: "Run", checkpoint: Path, tokenizer: Path, folder: Path) -> None:
     if folder.exists():
         raise InputError(f"{folder} is there already; name a folder that is not")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    end = load_tokenizer(tokenizer).token_to_id(END_OF_TEXT)
-    special = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), end)
-    about = {
-        "tokenizer_class": "PreTrainedTokenizerFast",  # by the name that every version knows
+    words = PreTrainedTokenizerFast(
+        tokenizer_object=load_tokenizer(tokenizer),
         **dict.fromkeys(("bos_token", "eos_token", "pad_token"), END_OF_TEXT),
-        "padding_side": "left",
-        "model_input_names": ["input_ids", "attention_mask"],
-        "model_max_length": run.context,
-        "clean_up_tokenization_spaces": False,
-    }
+        padding_side="left",
+        model_input_names=["input_ids", "attention_mask"],
+        model_max_length=run.context,
+        clean_up_tokenization_spaces=False,
+    )
+    special = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), words.eos_token_id)
     row = records.read(checkpoint.with_name("run.parquet"), "runs").iloc[0]
     card = _CARD.format(
         title=f"{run.variant} at {run.scale}",
@@ -69,8 +67,7 @@ def export(run: "Run", checkpoint: Path, tokenizer: Path, folder: Path) -> None:
         made = Path(temporary) / folder.name
         model = load_model(checkpoint, torch.device("cpu"))
         RelationForCausalLM.of(model, **special).save_pretrained(made)
-        shutil.copy(tokenizer, made / "tokenizer.json")
-        (made / "tokenizer_config.json").write_text(json.dumps(about, indent=2) + "\n")
+        words.save_pretrained(made)
         (made / "README.md").write_text(card)
         for path in made.glob("*.safetensors"):  # which lets nobody but its owner read them
             path.chmod((made / "README.md").stat().st_mode)

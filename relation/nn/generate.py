@@ -140,14 +140,6 @@ class Places(NamedTuple):
     tables: RopeTables
 
 
-def _chained(*given, **options) -> Tensor:
-    """`decoding.project` within a chain: weights, states and places are older than the token.
-
-    Looked up when called, as it needs Triton; a token's first kernel, `embed`, is not chained.
-    """
-    return decoding.project(*given, **options, chained=True)
-
-
 class _Layer:
     """A block's weights: norms and Givens mixing in them, what reads one input joined, all cast."""
 
@@ -209,22 +201,24 @@ class Prepared:
         """Logits (B, V) FP32 of the tokens ids, (B,) int64, which `state` takes in, in place.
 
         Nothing is waited for, and no length on the host changes. The places must be free: below
-        the histories' capacity and the tables' length.
+        the histories' capacity and the tables' length. Weights, states and places are older than
+        the token, so every launch after the first, `embed`, may be chained.
         """
-        config = self.config
+        config, project = self.config, partial(decoding.project, chained=True)
         x = decoding.embed(ids.contiguous(), self.embedding, config.embedding_multiplier or 1.0)
         for layer, cache in zip(self.layers, state.layers, strict=True):
-            y = self._mixed(layer, x, cache, places)  # (B, d)
-            _chained(y, layer.outward, out=x, then=decoding.ADD)
-            hidden = _chained(x, layer.gate_up, config.norm_eps, then=decoding.GATE)  # (B, d_ff)
-            _chained(hidden, layer.down, out=x, then=decoding.ADD)
+            projected = project(x, layer.inward, config.norm_eps)
+            y = self._mixed(layer, projected, cache, places)  # (B, d)
+            project(y, layer.outward, out=x, then=decoding.ADD)
+            hidden = project(x, layer.gate_up, config.norm_eps, then=decoding.GATE)  # (B, d_ff)
+            project(hidden, layer.down, out=x, then=decoding.ADD)
         logits = x.new_empty(len(x), config.vocab_size)
-        return _chained(x, self.outward, config.norm_eps, logits)
+        return project(x, self.outward, config.norm_eps, logits)
 
-    def _mixed(self, layer: _Layer, x: Tensor, cache: Cache, places: Places) -> Tensor:
-        """The mixer's y, (B, d), before its output projection."""
+    def _mixed(self, layer: _Layer, projected: Tensor, cache: Cache, places: Places) -> Tensor:
+        """The mixer's y, (B, d), of its projections of a token."""
         config, (lengths, active, tables) = self.config, places
-        projected = _chained(x, layer.inward, config.norm_eps).unflatten(1, (-1, config.head_dim))
+        projected = projected.unflatten(1, (-1, config.head_dim))
         if layer.letter == LINEAR:
             projected = projected.unflatten(1, (4, config.heads))  # (B, 4, H, d_h)
             given = layer.retention, tables, cache.tensors[0], lengths, active, config.tau

@@ -16,10 +16,10 @@ from relation.nn.model import (
     Execution,
     FullRelationMixer,
     LinearRelationMixer,
-    Normed,
-    is_bare,
+    places_of,
     retention_start,
 )
+from relation.nn.norms import Normed, is_bare
 from relation.ops.attention import check_documents
 from relation.ops.rope import rope_angles
 from relation.variants import FULL, LINEAR, MIXERS, ModelConfig, check_type
@@ -82,20 +82,12 @@ class _Layer(nn.Module):
         """
         self._check(x)
         check_documents(documents, x[:, None])
-        if documents is not None and cache is not None:
-            raise InputError("decoding takes no documents; give them or a cache, not both")
         if cache is not None and not isinstance(cache, self._cache):
             raise InputError(
                 f"the cache is a {type(cache).__name__} and {type(self).__name__} takes a "
                 f"{self._cache.__name__}; make one for each layer by its new_cache()"
             )
-        if documents is not None:
-            places = documents.positions
-        elif cache is not None:
-            places = cache.places(x.shape[1], x.device)
-        else:
-            places = torch.arange(x.shape[1], device=x.device)
-        rope = rope_angles(places, self.head_dim, self.rope_base)  # (T, d_h) or (B, T, d_h)
+        rope = rope_angles(places_of(x, documents, cache), self.head_dim, self.rope_base)
         if cache is None:
             return super().forward(Normed(x), rope, None, documents)
         with torch.no_grad():

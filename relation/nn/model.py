@@ -22,7 +22,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -30,9 +29,9 @@ from torch import Tensor, nn
 
 from relation import ops
 from relation.errors import InputError
-from relation.kernels.checks import projection_dtype
 from relation.kernels.documents import Documents
-from relation.nn.cache import DecodeState, HistoryCache, LinearState
+from relation.nn.cache import Cache, DecodeState, HistoryCache, LinearState
+from relation.nn.norms import HeadRMSNorm, Normed, RMSNorm
 from relation.ops.attention import check_documents
 from relation.ops.backends import Automatic, around
 from relation.ops.rope import apply_rope, rope_angles
@@ -73,120 +72,6 @@ class Execution:
         """A model on a device. Raises InputError where that cannot run a backend of the model."""
         self.calls(config, device)
         return Decoder(config, self).to(device)
-
-
-class Normed(NamedTuple):
-    """States (B, T, d) over their root mean square, and the scale (d,) that readers still owe.
-
-    A projection takes the scale into its weight: d x d products in place of B x T x d, and the
-    scale's gradient is a sum over a weight. A training step saves a pass over the states a norm.
-    """
-
-    states: Tensor
-    scale: Tensor | None = None
-
-    def scaled(self) -> Tensor:
-        """RMSNorm's output, (B, T, d), in the scale's dtype or a wider one."""
-        return self.states if self.scale is None else self.states * self.scale
-
-    def folds(self, linear: nn.Module) -> bool:
-        """Whether a projection's weight should take what else would be done to its states.
-
-        Not where calling the module does more than multiply (LoRA, quantised weights, hooks), nor
-        while decoding, where the states are fewer than the weight's numbers.
-        """
-        many = torch.is_grad_enabled() or self.states.shape[:-1].numel() >= self.states.shape[-1]
-        return many and is_bare(linear)
-
-    def through(self, linear: nn.Module) -> Tensor:
-        """The scaled states through a projection: (B, T, d) to (B, T, n)."""
-        if self.scale is None or not self.folds(linear):
-            return linear(self.scaled())
-        return self.project(linear.weight)
-
-    def project(self, weight: Tensor) -> Tensor:
-        """The scaled states by a weight (n, d) that takes the scale: (B, T, n)."""
-        return F.linear(self.states, weight if self.scale is None else weight * self.scale)
-
-
-def is_bare(linear: nn.Module) -> bool:
-    """Whether calling a module is its weight's product and nothing else: no adapter, no hook."""
-    hooked = linear._forward_hooks or linear._forward_pre_hooks
-    hooked = hooked or linear._backward_hooks or linear._backward_pre_hooks
-    # accelerate's offloading puts a forward of its own on the instance.
-    replaced = type(linear) is not nn.Linear or "forward" in vars(linear)
-    return not replaced and linear.bias is None and not hooked
-
-
-class RMSNorm(nn.RMSNorm):
-    """RMSNorm of (B, T, d) that leaves its scale to its readers: `Normed`."""
-
-    def forward(self, x: Tensor) -> Normed:
-        return Normed(_OverRMS.apply(x, self.eps, projection_dtype(x)), self.weight)
-
-
-class _OverRMS(torch.autograd.Function):
-    """x over its root mean square; the backward needs only the result and 1 / RMS.
-
-    Computed in FP32 at least and rounded once, to the dtype in which projections read it: nothing
-    of the residual stream, FP32 under autocast, is kept or read again.
-    """
-
-    @staticmethod
-    def forward(ctx, x: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        inverse = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)  # (B, T, 1)
-        states = wide * inverse
-        # Compiled by PyTorch 2.11, a result cast to the dtype that it has gets gradients of zero.
-        states = states if states.dtype == dtype else states.to(dtype)
-        ctx.save_for_backward(states, inverse)
-        ctx.dtype = x.dtype
-        return states
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, dstates: Tensor):
-        states, inverse = ctx.saved_tensors
-        wide, dwide = states.to(inverse.dtype), dstates.to(inverse.dtype)
-        dx = (dwide - wide * (dwide * wide).mean(-1, keepdim=True)) * inverse
-        return dx.to(ctx.dtype), None, None
-
-
-class HeadRMSNorm(nn.RMSNorm):
-    """QK-norm: RMSNorm of every head's coordinate (B, H, T, d_h), in its dtype.
-
-    Its gains, (d_h,), are shared by the layer's heads, as common practice has it.
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        return _HeadNorm.apply(x, self.weight, self.eps)
-
-
-class _HeadNorm(torch.autograd.Function):
-    """QK-norm and its gradient, in FP32 at least; compiled, autograd's takes more passes.
-
-    As (B, T, H, d_h), as projections store it, so that the gains' gradient adds up whole rows.
-    """
-
-    @staticmethod
-    def forward(ctx, x: Tensor, gains: Tensor, eps: float) -> Tensor:
-        wide = x.transpose(1, 2).to(torch.promote_types(x.dtype, torch.float32))
-        inverse = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)  # (B, T, H, 1)
-        ctx.save_for_backward(x, gains, inverse)
-        y = wide * inverse * gains
-        return (y if y.dtype == x.dtype else y.to(x.dtype)).transpose(1, 2)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, dy: Tensor):
-        x, gains, inverse = ctx.saved_tensors
-        unit = x.transpose(1, 2).to(inverse.dtype) * inverse
-        dy = dy.transpose(1, 2).to(inverse.dtype)
-        dgains = (dy * unit).flatten(2).sum((0, 1))  # (H d_h,), then over the heads
-        dunit = dy * gains
-        dx = (dunit - unit * (dunit * unit).mean(-1, keepdim=True)) * inverse
-        dgains = dgains.unflatten(0, (-1, len(gains))).sum(0).to(gains.dtype)
-        return (dx if dx.dtype == x.dtype else dx.to(x.dtype)).transpose(1, 2), dgains, None
 
 
 class Mixer(nn.Module):
@@ -436,7 +321,7 @@ class Block(nn.Module):
         self,
         x: Tensor,
         rope: RopeTables,
-        cache: HistoryCache | LinearState | None = None,
+        cache: Cache | None = None,
         documents: Documents | None = None,
     ) -> Tensor:
         x = x + self.mixer(self.mixer_norm(x), rope, cache, documents)
@@ -481,14 +366,11 @@ class Decoder(nn.Module):
         state: what was read before them, which takes them in; as `decode`.
         """
         x = self.embed(tokens)  # (B, T, d)
-        if documents is not None and state is not None:
-            raise InputError("a decode state holds one document a row; give it or documents")
-        if state is None:
-            rope, caches = self.text_tables(tokens, documents), [None] * len(self.blocks)
-        else:
+        caches: Sequence[Cache | None] = [None] * len(self.blocks)
+        if state is not None:
             state.check(self.config.layout)
-            rope = self.rope_tables(state.places(tokens.shape[1], tokens.device))
             caches = state.layers
+        rope = self.text_tables(tokens, documents, state)
         for block, cache in zip(self.blocks, caches, strict=True):
             x = block(x, rope, cache, documents)
         return self.norm(x)
@@ -508,12 +390,11 @@ class Decoder(nn.Module):
         """Cosine and sine, (..., d_h), of places (...) in a text; shared by all layers."""
         return rope_angles(places, self.config.head_dim, self.config.rope_base)
 
-    def text_tables(self, tokens: Tensor, documents: Documents | None) -> RopeTables:
-        """`rope_tables` of tokens (B, T): (T, d_h), or (B, T, d_h) by their places in documents."""
-        check_documents(documents, tokens[:, None])
-        if documents is not None:
-            return self.rope_tables(documents.positions)
-        return self.rope_tables(torch.arange(tokens.shape[1], device=tokens.device))
+    def text_tables(
+        self, tokens: Tensor, documents: Documents | None, state: DecodeState | None = None
+    ) -> RopeTables:
+        """`rope_tables` of tokens (B, T): (T, d_h), or (B, T, d_h) where rows stand unequally."""
+        return self.rope_tables(places_of(tokens, documents, state))
 
     def decode_state(self, capacity: int = 256) -> DecodeState:
         """An empty state to decode from; memory for `capacity` tokens is taken at the first."""
@@ -614,6 +495,23 @@ def retention_start(name: str, uniform: Tensor) -> Tensor:
 def _generator(seed: int, name: str) -> torch.Generator:
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+
+
+def places_of(
+    x: Tensor, documents: Documents | None = None, cache: Cache | DecodeState | None = None
+) -> Tensor:
+    """Where the tokens of x, (B, T) or (B, T, d), stand in their text, (T,) or (B, T) int64.
+
+    Raises InputError for documents of other tokens, or with a cache, whose rows are one text each.
+    """
+    check_documents(documents, x[:, None])
+    if documents is not None and cache is not None:
+        raise InputError("decoding takes no documents; give them or a cache, not both")
+    if documents is not None:
+        return documents.positions
+    if cache is not None:
+        return cache.places(x.shape[1], x.device)
+    return torch.arange(x.shape[1], device=x.device)
 
 
 def check_tokens(tokens: Tensor, vocabulary: int) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend
 
-from relation.errors import InputError
+from relation.errors import InputError, check_among
 from relation.kernels import flash_relation, why_unavailable
 from relation.kernels.flash_relation import DTYPES, NARROWEST, WIDEST
 from relation.kernels.linear_relation import linear_relation as fused_linear_relation
@@ -112,12 +112,8 @@ def get_backend(operator: str, name: str, device: torch.device | str | None = No
     With a device, also checks that it can run there. Raises InputError for an unknown name or a
     backend that the device cannot run; another one is never taken in its place.
     """
-    for kind, key, known in (
-        ("unknown operator", operator, BACKENDS),
-        (f"operator {operator!r} has no backend", name, BACKENDS.get(operator, {})),
-    ):
-        if key not in known:
-            raise InputError(f"{kind} {key!r}; choose one of: {', '.join(known)}")
+    check_among(operator, BACKENDS, f"unknown operator {operator!r}")
+    check_among(name, BACKENDS[operator], f"operator {operator!r} has no backend {name!r}")
     backend = BACKENDS[operator][name]
     reason = None if device is None else backend.why_unavailable(torch.device(device))
     if reason:

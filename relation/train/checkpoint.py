@@ -17,13 +17,6 @@ from relation.errors import InputError
 from relation.nn import Decoder, Execution
 from relation.variants import ModelConfig
 
-# Fields of older files, with the one value that they can still have.
-_FORMER = {
-    "givens_first_pairing": "A",
-    "retention_input": "normalised",
-    "retention_a_range": [1.0, 16.0],
-    "retention_dt_range": [0.001, 0.1],
-}
 _DAMAGE = (SafetensorError, AttributeError, KeyError, RuntimeError, TypeError, ValueError)
 
 
@@ -77,8 +70,6 @@ def load_model(path: Path, device: torch.device, execution: Execution | None = N
         with safe_open(path, framework="pt") as file:
             values = json.loads(file.metadata()["model"])
         values.pop("details", None)
-        if odd := [name for name, one in _FORMER.items() if values.pop(name, one) != one]:
-            raise ValueError(f"its {odd[0]} is none that this version knows")
         model = Decoder(ModelConfig(**values), execution, seed=None)
         model.load_state_dict(load_file(path))
     (execution or Execution()).calls(model.config, device)  # refuses what it cannot run

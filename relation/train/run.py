@@ -25,7 +25,7 @@ from relation import records
 from relation.data import windows as reading
 from relation.data.windows import Mask, OrderHash, TrainingWindows, Update
 from relation.errors import InputError, RunError
-from relation.machine import PeakMemory, Progress, describe, deterministic_algorithms, to_device
+from relation.machine import Progress, describe, deterministic_algorithms, to_device
 from relation.nn import Decoder, Execution
 from relation.nn.model import shared_weights_hash
 from relation.train import checkpoint
@@ -73,15 +73,17 @@ def _train(
     documents = reading.bounded_mask(run.document_mask, data, windows, updates, run.micro)
 
     # Model and optimiser: weights from the seed, equal in both runs of a pair.
-    peak = PeakMemory(device)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
     model = Execution(**run.backends, compiled=run.compile).decoder(run.model, device)
     model.initialise(run.seed, run.init_key or "")
     init_hash = shared_weights_hash(model)
     decay = (run.weight_decay, run.decay_embedding, run.decay_vectors)
     optimizer = build_optimizer(model, run.learning_rate, run.betas, run.adam_eps, *decay)
     reduce = summed_gradients(model) if world.size > 1 else None
-    how = (run.precision, run.compile, run.gradient_clip)
-    step = UpdateStep(model, optimizer, device, *how, documents, reduce)
+    step = UpdateStep(
+        model, optimizer, device, run.precision, run.compile, run.gradient_clip, documents, reduce
+    )
 
     # Resume: a killed run goes on from its last state, made by this code, data and execution.
     executed = (run.device, run.compile, run.backends, run.deterministic)
@@ -133,9 +135,8 @@ def _train(
             due = [after * n // planned > before * n // planned for n in parts]
             if world.leads and any(due):
                 note(readback.drain())
-                with peak.left_out():
-                    for row in _probes(run, model, validation, mask, device, *due):
-                        state.probes.append({"update": state.update, "tokens": after, **row})
+                for row in _probes(run, model, validation, mask, device, *due):
+                    state.probes.append({"update": state.update, "tokens": after, **row})
                 readback.restart()
 
         def save() -> None:
@@ -164,8 +165,9 @@ def _train(
             for update in updates[state.update :]:
                 before = update.index * run.tokens_per_update
                 after = before + update.tokens
-                schedule = (run.budget_tokens, run.warmup_tokens, run.plateau_fraction)
-                rate = run.learning_rate * wsd(before, after, *schedule)
+                rate = run.learning_rate * wsd(
+                    before, after, run.budget_tokens, run.warmup_tokens, run.plateau_fraction
+                )
                 ids = windows.window_ids(update.first, update.windows)
                 batches = _batches(run, windows, update, ids, world, device)
                 loss, norm = step(batches, update.tokens, rate)
@@ -193,12 +195,13 @@ def _train(
     # Evaluation and records, by the first process.
     if not world.leads:
         return
+    peak = torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None
     nll = None
     if not diverged:
         with Progress("validation", len(validation) - 1, "tokens") as progress:
             how = (run.context, run.micro, device, run.precision, mask)
             nll = nll_of(model, validation, *how, progress.advance)
-    measured = {"final_nll": nll, "order_hash": order.value, "peak_memory_gib": peak.gib()}
+    measured = {"final_nll": nll, "order_hash": order.value, "peak_memory_gib": peak}
     checkpoint.save_model(model, out / "model.safetensors", {"hash": run.hash})
     _write(run, out, rows, windows, updates[: state.update], model, state, measured, device)
     state_file.unlink(missing_ok=True)

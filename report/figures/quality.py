@@ -6,9 +6,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from report import paper, stats
-from report.data import Records
+from report.data import Records, title
 from report.figures import style
-from report.figures.style import COLOUR, NAME, PAIR, drawing, grid, paired, panels
+from report.figures.style import COLOUR, NAME, PAIR, drawing, paired, panels
 
 FIRST_SEEDS = 3  # of a scale that are drawn one by one; further pairs stand in the figure of pairs
 LATE = 0.25  # a panel shows what comes after this share of the budget
@@ -124,9 +124,8 @@ def pairs(runs: pd.DataFrame, records: Records) -> Figure:
         for place, variant in enumerate(PAIR):
             here.plot([place] * len(wide), wide[variant], "o", color=COLOUR[variant], zorder=3)
         found = stats.mean(wide["full"] - wide["mha"])
-        title = f"{scale}, {len(wide)} pairs: {found.value:+.4f}"
-        ends = f"\n95% {found.low:+.4f} to {found.high:+.4f}"
-        here.set_title(title if np.isnan(found.low) else title + ends)
+        ends = "" if np.isnan(found.low) else f"\n95% {found.low:+.4f} to {found.high:+.4f}"
+        here.set_title(f"{scale}, {len(wide)} pairs: {found.value:+.4f}{ends}")
         here.set_xlim(-0.25, 1.25)
         here.set_xticks([0, 1], [NAME[v] for v in PAIR])
     return figure
@@ -148,9 +147,8 @@ def variants(rows: pd.DataFrame, records: Records) -> Figure:
     for scale in style.scales_of(rows):
         for variant, own in rows[rows["scale"] == scale].groupby("variant"):
             printed = paper.number("app-ablation", variant, "delta") if scale == "10M" else None
-            name, found = f"{scale} {variant}, n = {len(own)}", stats.mean(own["apart"])
-            bars.append(style.Bar(name, found, printed=printed, points=own["apart"]))
-    figure, axes = grid(1, 1, 0.36 * len(bars) + 0.8)
-    style.forest(axes[0, 0], bars)
-    axes[0, 0].set_xlabel("final validation NLL less Full Relation’s of the same seed (nat/token)")
-    return figure
+            name = f"{scale}, {title(variant)}, n = {len(own)}"
+            found, points = stats.mean(own["apart"]), own["apart"]
+            bars.append(style.Bar(name, found, printed=printed, points=points))
+    label = "final validation NLL less Full Relation’s of the same seed (nat/token)"
+    return style.forest(bars, label)

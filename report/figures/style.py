@@ -36,7 +36,7 @@ NAME = {
 }
 PAIR = ("mha", "full")
 SHEET = Path(__file__).with_name("page.mplstyle")
-WIDTH = 8.4  # inches, the page's width
+WIDTH, NARROW = 8.4, 4.6  # inches, of the page and of what a telephone shows whole
 DASHES = (0, (4, 3))
 
 # Browsers set the text in the page's type; the style sheet's DejaVu Sans only reserves the room.
@@ -99,10 +99,18 @@ def save(figure: Figure, path: Path) -> None:
     path.write_text(f"{svg[:opening]}\n<style>{rules}</style>{svg[opening:]}", encoding="utf-8")
 
 
-def grid(rows: int, columns: int, height: float, **options) -> tuple[Figure, np.ndarray]:
-    """A figure of the page's width, `height` inches high, with rows x columns axes (2-D array)."""
-    figure = Figure(figsize=(WIDTH, height))
+def grid(
+    rows: int, columns: int, height: float, width: float = WIDTH, **options
+) -> tuple[Figure, np.ndarray]:
+    """A figure, `width` x `height` inches, with rows x columns axes (2-D array)."""
+    figure = Figure(figsize=(width, height))
     return figure, figure.subplots(rows, columns, squeeze=False, **options)
+
+
+def plot(height: float) -> tuple[Figure, Axes]:
+    """A figure of one panel, narrow enough for a telephone."""
+    figure, axes = grid(1, 1, height, NARROW)
+    return figure, axes[0, 0]
 
 
 def scales_of(rows: pd.DataFrame) -> list[str]:
@@ -198,29 +206,28 @@ class Bar:
 
     name: str
     found: Estimate
-    colour: str = RELATION
     printed: float | None = None
     points: Sequence[float] = ()
 
 
-def forest(axes: Axes, bars: Sequence[Bar]) -> None:
-    """Differences with their intervals, each beside its value in words."""
-    sideways(axes, [bar.name for bar in bars])
-    axes.axvline(0, color=INK, linewidth=0.8)
-    shown = [0.0]
+def forest(bars: Sequence[Bar], label: str) -> Figure:
+    """Differences with their intervals, each below its name and its value in words."""
+    figure, axes = plot(0.4 * len(bars) + 0.7)
+    sideways(axes, [""] * len(bars))
+    axes.spines["left"].set_visible(False)
+    axes.axvline(0, color=MUTED, linewidth=0.8, zorder=1)
+    known = {"xycoords": ("axes fraction", "data"), "xytext": (0, 9)}
     for place, bar in enumerate(bars):
-        found, look = bar.found, {"color": bar.colour}
-        axes.plot(bar.points, [-place] * len(bar.points), "o", markersize=3, alpha=0.35, **look)
-        axes.plot((found.low, found.high), (-place, -place), **look)
-        axes.plot(found.value, -place, "o", **look)
+        found, points = bar.found, list(bar.points)
+        axes.plot(points, [-place] * len(points), "o", color=RELATION, markersize=3, alpha=0.35)
+        axes.plot((found.low, found.high), (-place, -place), color=RELATION)
+        axes.plot(found.value, -place, "o", color=RELATION)
         if bar.printed is not None:
             axes.plot(bar.printed, -place, "D", color=INK, markerfacecolor="none", markersize=5)
-            shown.append(bar.printed)
-        shown += [found.value, *bar.points]
-        shown += [] if math.isnan(found.low) else [found.low, found.high]
-        beside(axes, (1, -place), signed(found), xycoords=("axes fraction", "data"))
-    margin = 0.04 * (max(shown) - min(shown))
-    axes.set_xlim(min(shown) - margin, max(shown) + margin)
+        beside(axes, (0, -place), bar.name, **known)
+        beside(axes, (1, -place), signed(found), ha="right", **known)
+    axes.set(xlabel=label, ylim=(0.4 - len(bars), 0.8))
+    return figure
 
 
 def pair_names(axes: Axes) -> None:

@@ -8,7 +8,7 @@ import pandas as pd
 
 from relation.variants import VARIANTS
 from report import stats
-from report.table import Cells, cell, sources, table
+from report.table import Cells, cell, table
 from report.tables.systems import conditions, outcome, select
 
 OPERATORS = {
@@ -37,34 +37,23 @@ def fitted_time(rows: pd.DataFrame) -> tuple[stats.Estimate | None, pd.Series, s
     """
     passed = rows[rows["seconds"].notna()].sort_values("context")
     grew = passed["seconds"] / passed["seconds"].iloc[:1].sum()
-    timed = passed[grew >= GROWN]
-    why, count = "", timed["context"].nunique()
-    if len(passed) and count < FEWEST_POINTS:
+    contexts = passed["context"][grew >= GROWN]
+    count = contexts.nunique()
+    if passed.empty:
+        return None, contexts, ""
+    if count < FEWEST_POINTS:
         why = (
             f"a power is fitted to {FEWEST_POINTS} contexts or more that take {GROWN} times as "
             f"long as the smallest; {count} do, and the largest takes {grew.iloc[-1]:.1f} times as "
             "long"
         )
-    elif len(passed):
-        fit = stats.power_fit(timed["context"].tolist(), timed["seconds"].tolist())
-        if fit.high - fit.low <= WIDEST_INTERVAL:
-            return fit, timed["context"], ""
-        ends = f"{fit.low:.2f} to {fit.high:.2f}"
-        why = f"the fitted power's 95% interval, {ends}, is wider than {WIDEST_INTERVAL:g}"
-    return None, timed["context"], why
-
-
-def decoded_tokens(complexity: pd.DataFrame, decode: pd.DataFrame, operator: str) -> pd.DataFrame:
-    """The times of one row's token by context, as `decode_seconds` with its interval.
-
-    Of the benchmark `decode`; in a campaign from before there was one, of the complexity's rows.
-    """
-    rows = select(complexity, operator=operator)
-    if len(decode):
-        rows = select(decode, model=DECODES.get(operator), measure="token", batch=1)
-        names = ("seconds", "seconds_low", "seconds_high")
-        rows = rows.rename(columns={name: f"decode_{name}" for name in names})
-    return rows[rows["decode_seconds"].notna()].sort_values("context")
+        return None, contexts, why
+    fit = stats.power_fit(contexts.tolist(), passed["seconds"][grew >= GROWN].tolist())
+    if fit.high - fit.low <= WIDEST_INTERVAL:
+        return fit, contexts, ""
+    ends = f"{fit.low:.2f} to {fit.high:.2f}"
+    why = f"the fitted power's 95% interval, {ends}, is wider than {WIDEST_INTERVAL:g}"
+    return None, contexts, why
 
 
 @table("1", "token-mixing-complexity", "Token-mixing complexity", names=NAMES,
@@ -84,78 +73,86 @@ def complexity_table(
         rows = select(complexity, operator=operator).sort_values("context")
         if len(rows):
             powers += _exponents(operator, rows)
-            yield from _tokens(operator, complexity, decode)
+            yield from _tokens(operator, rows, decode)
     yield from powers
     for row, candidates in ROWS.items():
         why = "a property of the algorithm; nothing is measured for it"
-        yield cell(row, "sequential", status="no counterpart", reason=why, n=0)
-        of_row = [each for name in candidates for each in powers if each["row"] == name]
+        yield cell(row, "sequential", status="no counterpart", reason=why)
         for column, quantity in (("complexity", "time_exponent"), ("state", "state_exponent")):
-            yield from _power(row, column, [c for c in of_row if c["column"] == quantity])
+            found = [each for each in powers if each["column"] == quantity]
+            found = [each for name in candidates for each in found if each["row"] == name]
+            # Of the first operator that has one; else why the first has none.
+            found.sort(key=lambda each: each["status"] != "ok")
+            yield from (_in_words(row, column, each) for each in found[:1])
     for model, own in select(decode, measure="token").groupby("model", sort=False):
         yield from _many(f"decode-{model}", own)
     yield from conditions(complexity, precision)
     failed = select(complexity, status="OOM").sort_values("context")
-    if len(failed):
-        told = [
-            f"{OPERATORS[operator]} at T = {', '.join(f'{T:,.0f}' for T in contexts)}"
-            for operator, contexts in failed.groupby("operator", sort=False)["context"]
-        ]
-        yield cell("setting", "oom", text="; ".join(told), sources=sources(complexity))
+    told = [
+        f"{OPERATORS[operator]} at T = {', '.join(f'{T:,.0f}' for T in contexts)}"
+        for operator, contexts in failed.groupby("operator", sort=False)["context"]
+    ]
+    if told:
+        yield cell("setting", "oom", text="; ".join(told), of=complexity)
 
 
 def _exponents(operator: str, rows: pd.DataFrame) -> Cells:
-    behind: dict[str, Any] = {"sources": sources(rows)}
     time, contexts, why = fitted_time(rows)
     if time is not None:
-        yield cell(operator, "time_exponent", time, **behind)
-        yield cell(operator, "contexts", text=_range(contexts), **behind)
+        yield cell(operator, "time_exponent", time, of=rows)
+        yield cell(operator, "contexts", text=_range(contexts), of=rows)
     else:
-        undetermined = {"status": "undetermined", "reason": why, "n": 0}
-        known = behind | (undetermined if why else outcome(rows.iloc[0].to_dict()))
-        yield from (cell(operator, column, **known) for column in ("time_exponent", "contexts"))
+        undetermined = {"status": "undetermined", "reason": why}
+        known = undetermined if why else outcome(rows.iloc[0])
+        yield from (
+            cell(operator, name, of=rows, **known) for name in ("time_exponent", "contexts")
+        )
     state = rows[rows["decode_state_bytes"].astype(float) > 0]
     fit = stats.power_fit(state["context"].tolist(), state["decode_state_bytes"].tolist())
     if fit is not None:  # bytes have no noise, and so no interval
-        yield cell(operator, "state_exponent", fit.value, n=fit.n, **behind)
+        yield cell(operator, "state_exponent", fit.value, n=fit.n, of=rows)
 
 
-def _tokens(operator: str, complexity: pd.DataFrame, decode: pd.DataFrame) -> Cells:
-    """The time to decode one token at the first and the last context."""
-    rows = decoded_tokens(complexity, decode, operator)
+def _tokens(operator: str, rows: pd.DataFrame, decode: pd.DataFrame) -> Cells:
+    """The time to decode one token at the first and the last context.
+
+    Of the benchmark `decode`; in a campaign from before there was one, of the complexity's rows.
+    """
+    if len(decode):
+        rows = select(decode, model=DECODES.get(operator), measure="token", batch=1)
+        rows = rows.assign(decode_seconds=rows["seconds"])
+    rows = rows[rows["decode_seconds"].notna()].sort_values("context")
+    columns = {"decode_first": rows[:1], "decode_last": rows[-1:]}
     if len(rows):
-        for column, row in (("decode_first", rows.iloc[0]), ("decode_last", rows.iloc[-1])):
-            yield cell(operator, column, float(row["decode_seconds"]), sources=(row["source"],))
-        yield cell(operator, "decoded", text=_range(rows["context"]), sources=sources(rows))
+        for column, of in columns.items():
+            yield cell(operator, column, of["decode_seconds"].item(), of=of)
+        yield cell(operator, "decoded", text=_range(rows["context"]), of=rows)
     elif len(decode) and operator not in DECODES:
         why = "a token is decoded by kernels of its own, not by this backend"
-        known = {"status": "no counterpart", "reason": why, "n": 0}
-        columns = ("decode_first", "decode_last", "decoded")
-        yield from (cell(operator, column, **known) for column in columns)
+        for column in (*columns, "decoded"):
+            yield cell(operator, column, status="no counterpart", reason=why)
 
 
 def _many(row: str, own: pd.DataFrame) -> Cells:
     """Tokens of the largest batch of one model at its first and its last context."""
     rows = select(own, batch=own["batch"].max()).sort_values("context")
-    behind: dict[str, Any] = {"sources": sources(rows)}
-    yield cell(row, "rows", float(rows["batch"].iloc[0]), **behind)
-    for end, at in (("first", rows.iloc[0].to_dict()), ("last", rows.iloc[-1].to_dict())):
+    yield cell(row, "rows", float(rows["batch"].iloc[0]), of=rows)
+    for end, at in (("first", rows.iloc[0]), ("last", rows.iloc[-1])):
         for column, field in (("many", "seconds"), ("rate", "tokens_per_second")):
             known = {"value": float(at[field])} if at["status"] == "PASS" else outcome(at)
-            yield cell(row, f"{column}_{end}", **behind, **known)
-    yield cell(row, "bytes", float(rows["state_bytes"].iloc[-1]) / 2**30, **behind)
-    yield cell(row, "many_at", text=_range(rows["context"]), **behind)
+            yield cell(row, f"{column}_{end}", of=rows, **known)
+    yield cell(row, "bytes", float(rows["state_bytes"].iloc[-1]) / 2**30, of=rows)
+    yield cell(row, "many_at", text=_range(rows["context"]), of=rows)
 
 
-def _power(row: str, column: str, exponents: Sequence[dict[str, Any]]) -> Cells:
-    """The fitted power of T, in words, of the first operator that has one."""
-    for each in sorted(exponents, key=lambda exponent: exponent["status"] != "ok")[:1]:
-        found = each | {"row": row, "column": column, "value": math.nan, "n": 1}
-        found |= dict.fromkeys(("low", "high"), math.nan)
-        if each["status"] == "ok":
-            power = f"T^{round(each['value'], 2) + 0.0:.2f}".replace("-", "−")
-            found |= {"text": power, "reason": f"fitted to {each['n']} contexts of {each['row']}"}
-        yield found
+def _in_words(row: str, column: str, exponent: dict[str, Any]) -> dict[str, Any]:
+    """A fitted power of T as the paper words it."""
+    words = dict.fromkeys(("value", "low", "high"), math.nan) | {"row": row, "column": column}
+    if exponent["status"] == "ok":
+        power = f"T^{round(exponent['value'], 2) + 0.0:.2f}".replace("-", "−")
+        told = f"fitted to {exponent['n']} contexts of {exponent['row']}"
+        words |= {"text": power, "reason": told}
+    return exponent | words | {"n": 1}
 
 
 def _range(contexts: pd.Series) -> str:

@@ -38,11 +38,11 @@ def micro_ga(model: Model) -> str:
 def of_models(models: pd.DataFrame, wordings: Mapping[str, Callable[[Model], str]]) -> Cells:
     """Cells a scale: words and the context of Relation's model, or of MHA's where it has none."""
     both = models[models["variant"].isin(PAIRED)].sort_values("variant")  # full before mha
-    for model in both.drop_duplicates("scale").to_dict("records"):
-        known = {"sources": (model["source"],)}
+    for scale, own in both.groupby("scale", sort=False):
+        model = own.iloc[0]
         for column, wording in wordings.items():
-            yield cell(model["scale"], column, text=wording(model), **known)
-        yield cell(model["scale"], "context", float(model["context"]), **known)
+            yield cell(scale, column, text=wording(model), of=own[:1])
+        yield cell(scale, "context", float(model["context"]), of=own[:1])
 
 
 @table("6", "app-configs", "Model configurations")
@@ -51,7 +51,7 @@ def configurations(models: pd.DataFrame) -> Cells:
     paper takes 131,072 tokens at every scale."""
     wordings = {"geometry": SHAPE.format_map, "vocab": vocabulary, "tokens": tokens}
     yield from of_models(models, wordings | {"data": "{data_title}".format_map})
-    for model in models[models["variant"].isin(PAIRED)].to_dict("records"):
-        row, variant, known = model["scale"], model["variant"], {"sources": (model["source"],)}
-        yield cell(row, f"params.{variant}", float(model["parameters"]), **known)
-        yield cell(row, f"micro_ga.{variant}", text=micro_ga(model), **known)
+    for (scale, variant), own in models.groupby(["scale", "variant"], sort=False):
+        if variant in PAIRED:
+            yield cell(scale, f"params.{variant}", float(own["parameters"].iloc[0]), of=own)
+            yield cell(scale, f"micro_ga.{variant}", text=micro_ga(own.iloc[0]), of=own)

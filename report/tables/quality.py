@@ -72,7 +72,7 @@ def pair_means(values: pd.DataFrame) -> Cells:
 def epochs(runs: pd.DataFrame, row: str) -> Cells:
     """Passes over the training windows; of runs that do not read alike, the most."""
     for key, group in runs.dropna(subset=["epochs"]).groupby(row, sort=False):
-        yield cell(key, "epochs", group["epochs"].max(), n=len(group), sources=sources(group))
+        yield cell(key, "epochs", group["epochs"].max(), n=len(group), of=group)
 
 
 @table("2", "main-results", "Main validation results")
@@ -95,14 +95,13 @@ def main_results(
     spared = rows.rename(columns={"scale": "row", "reduction": "value"})
     reaching = spared.dropna(subset=["value"])
     yield from means(reaching.assign(column="token_reduction"), "mean", seeds)
-    for scale, of_scale in rows.groupby("scale", sort=False):
-        behind = sources(of_scale)
-        if of_scale["reduction"].isna().all():
-            reason = f"no seed of {len(of_scale)} reached its MHA run's final smoothed loss"
+    for scale, own in rows.groupby("scale", sort=False):
+        if own["reduction"].isna().all():
+            reason = f"no seed of {len(own)} reached its MHA run's final smoothed loss"
+            never = {"n": len(own), "status": "not reached", "reason": reason}
             for name in ("mean", "sd"):
-                never = {"statistic": name, "status": "not reached", "reason": reason}
-                yield cell(scale, "token_reduction", n=len(of_scale), sources=behind, **never)
-        yield cell(scale, "window", window, sources=behind)
+                yield cell(scale, "token_reduction", of=own, statistic=name, **never)
+        yield cell(scale, "window", window, of=own)
     matrix = runs[runs["variant"].isin(PAIRED) & ~runs["further"]]
     yield from epochs(matrix, "scale")
     bits = matrix.assign(final_nll=bits_per_character(matrix), column="bits." + matrix["variant"])
@@ -140,25 +139,23 @@ def _further(row: str, values: pd.DataFrame, spared: pd.DataFrame, planned: set[
     wide = wide.reindex(columns=[*PAIRED, "delta"]).dropna()
     whole = values[values["seed"].isin(wide.index)].assign(row=row)
     whole["column"] = "further." + whole["column"]
-    behind, n = sources(whole), len(wide)
-    lacking = planned - set(wide.index)
+    n, lacking = len(wide), planned - set(wide.index)
     why = f"seeds without a pair: {spans(lacking)}" if lacking else ""
-    yield cell(row, "further.seeds", text=spans(planned | set(wide.index)), sources=behind)
-    yield cell(row, "further.pairs", n, n=n, reason=why, sources=behind)
-    yield cell(row, "further.planned", len(planned), n=0, sources=behind)
+    yield cell(row, "further.seeds", text=spans(planned | set(wide.index)), of=whole)
+    yield cell(row, "further.pairs", n, n=n, reason=why, of=whole)
+    yield cell(row, "further.planned", len(planned), n=0, of=whole)
     if wide.empty:
         return
     yield from means(whole)
-    spread = stats.mean(wide["delta"].tolist()).sd
-    yield cell(row, "further.spread", spread, n=n, sources=behind)
-    yield cell(row, "further.won", int((wide["delta"] < 0).sum()), n=n, sources=behind)
+    yield cell(row, "further.spread", stats.mean(wide["delta"].tolist()).sd, n=n, of=whole)
+    yield cell(row, "further.won", int((wide["delta"] < 0).sum()), n=n, of=whole)
     together = stats.correlation(wide["mha"].tolist(), wide["full"].tolist())
-    yield cell(row, "further.correlation", together, sources=behind)
+    yield cell(row, "further.correlation", together, of=whole)
     if spared.empty:
         return
     never = spared["reduction"].isna()
     why = f"never reached, and counted as none: seeds {spans(spared['seed'][never])}"
-    yield cell(row, "further.reached", int((~never).sum()), n=len(spared), sources=behind)
+    yield cell(row, "further.reached", int((~never).sum()), n=len(spared), of=whole)
     # A mean without the pairs that never get there would favour Relation.
     zero = spared.fillna({"reduction": 0.0})
     own = zero["own_reduction"]
@@ -186,11 +183,11 @@ def token_efficiency(runs: pd.DataFrame, losses: pd.DataFrame, window: float) ->
     """Tokens at which each Relation run first reaches its MHA run's final smoothed training loss,
     and the share of the budget spared. A first crossing comes early by the noise of the curves:
     beside it stands how early each MHA run first reaches its own final loss."""
-    for pair in efficiency(runs[~runs["further"]], losses, window).to_dict("records"):
-        row = f"{pair['scale']}/{pair['seed']}"
+    never = {"status": "not reached", "reason": _NEVER}
+    found = efficiency(runs[~runs["further"]], losses, window)
+    for (scale, seed), own in found.groupby(["scale", "seed"], sort=False):
+        row = f"{scale}/{seed}"
         for column in ("target", "crossing", "reduction", "own_reduction", "end_gap"):
-            known = {"sources": tuple(pair["source"].splitlines())}
-            if math.isnan(pair[column]):
-                known |= {"status": "not reached", "reason": _NEVER, "n": 0}
-            yield cell(row, column, pair[column], **known)
-        yield cell(row, "window", window, sources=tuple(pair["source"].splitlines()))
+            value = own[column].item()
+            yield cell(row, column, value, of=own, **(never if math.isnan(value) else {}))
+        yield cell(row, "window", window, of=own)

@@ -6,7 +6,7 @@ import pandas as pd
 
 from relation.variants import PAIRED
 from report import stats
-from report.table import Cells, cell, means, ratios, sources, table
+from report.table import Cells, cell, means, ratios, table
 
 # The paper's distances are these parts of its sequences of 1,024 tokens, of shorter ones too.
 ROUTING = {"beyond_128": "beyond_eighth", "beyond_256": "beyond_quarter"}
@@ -53,8 +53,8 @@ def lengths(flow: pd.DataFrame) -> Cells:
         for column, metric in LENGTHS.items():
             taken = rows[rows["metric"] == metric]["length"].dropna()
             if len(taken):
-                behind = {"n": taken.nunique(), "sources": sources(rows.drop_duplicates("source"))}
-                yield cell(scale, column, float(taken.max()), **behind)
+                of = rows.drop_duplicates("source")
+                yield cell(scale, column, float(taken.max()), of=of, n=taken.nunique())
 
 
 @table("4", "relation_internal", "Internal organization")

@@ -8,7 +8,7 @@ import pandas as pd
 
 from relation.variants import PAIRED, VARIANTS
 from report import stats
-from report.table import Cells, cell, columns, means, sources, table, versus
+from report.table import Cells, cell, columns, means, table, versus
 from report.tables.configs import micro_ga
 
 LONG = {str(2**k): f"T = {2**k:,}" for k in range(10, 17)}
@@ -28,8 +28,8 @@ def outcome(row: Mapping[str, Any]) -> dict[str, Any]:
     """Status and reason of a measurement without a value."""
     told = f"{row['reason']}, on {row['device']}, T = {row['context']:.0f}"
     if row["status"] == "OOM":
-        return {"status": "oom", "reason": told, "n": 0}
-    return {"status": "failed", "reason": f"{row['status']}: {told}", "n": 0}
+        return {"status": "oom", "reason": told}
+    return {"status": "failed", "reason": f"{row['status']}: {told}"}
 
 
 def of_steps(steps: pd.DataFrame, label: str, row: str = "") -> Cells:
@@ -47,36 +47,34 @@ def measured(row: str, column: str, side: pd.DataFrame, field: str) -> Cells:
     What was set, and not measured, holds even where the measurement ran out of memory.
     """
     for found in side.head(1).to_dict("records"):
-        known: dict[str, Any] = {"sources": sources(side)}
         if field == "batches":
-            text = ", ".join(dict.fromkeys(map(micro_ga, side.to_dict("records"))))
-            yield cell(row, column, text=text, **known)
+            known = {"text": ", ".join(dict.fromkeys(_batches(side)))}
         elif field in ("context", "micro", "accumulation"):
-            yield cell(row, column, float(found[field]), **known)
+            known = {"value": float(found[field])}
         elif found["status"] != "PASS":
-            yield cell(row, column, **known, **outcome(found))
+            known = outcome(found)
         elif pd.isna(found[field]):
             reason = f"not counted on this device: {found['device']}"
-            yield cell(row, column, status="no counterpart", reason=reason, n=0, **known)
+            known = {"status": "no counterpart", "reason": reason}
         else:
             backend = f"{VARIANTS[found['variant']].title} on backend {found['backend']}"
-            known |= {"n": len(found["samples"]), "reason": f"{backend}, {found['device']}"}
-            yield cell(row, column, found[field], **known)
+            known = {"value": found[field], "n": len(found["samples"])}
+            known["reason"] = f"{backend}, {found['device']}"
+        yield cell(row, column, of=side, **known)
 
 
 def ratio(row: str, column: str, over: pd.DataFrame, under: pd.DataFrame) -> Cells:
     """Two sides' ratio, round by round where they took turns, with its 95% interval."""
     if over.empty or under.empty:
         return
-    sides = [side.iloc[0].to_dict() for side in (over, under)]
-    known: dict[str, Any] = {"sources": sources(pd.concat([under, over]))}
+    sides, both = [side.iloc[0] for side in (over, under)], pd.concat([under, over])
     if lacking := [side for side in sides if side["status"] != "PASS"]:
-        yield cell(row, column, **known, **outcome(lacking[0]))
+        yield cell(row, column, of=both, **outcome(lacking[0]))
         return
     together = not any(side["alone"] for side in sides)
     found = stats.median_ratio(*(list(side["samples"]) for side in sides), together)
-    known["reason"] = "" if together else "measured apart, because together they did not fit"
-    yield cell(row, column, found, n=len(sides[0]["samples"]), **known)
+    why = "" if together else "measured apart, because together they did not fit"
+    yield cell(row, column, found, of=both, n=len(sides[0]["samples"]), reason=why)
 
 
 def conditions(rows: pd.DataFrame, precision: Sequence[str]) -> Cells:
@@ -96,7 +94,7 @@ def conditions(rows: pd.DataFrame, precision: Sequence[str]) -> Cells:
     for column, texts in told.items():
         text = "; ".join(dict.fromkeys(str(each) for each in texts if pd.notna(each)))
         if text:
-            yield cell("setting", column, text=text, sources=sources(rows))
+            yield cell("setting", column, text=text, of=rows)
 
 
 def _disturbed(rows: pd.DataFrame) -> Iterator[str]:
@@ -129,7 +127,7 @@ def efficient(steps: pd.DataFrame, precision: Sequence[str]) -> Cells:
         yield from measured(scale, "peers.other", other, RATE)
         for backend in other["backend"]:
             name = ATTENTION_NAMES.get(backend, f"MHA, {backend}")
-            yield cell(scale, "peers.name", text=name, sources=sources(other))
+            yield cell(scale, "peers.name", text=name, of=other)
     yield from conditions(rows, precision)
 
 
@@ -147,41 +145,38 @@ def production(
     yield from of_steps(rows, "app-prod-fr-fa")
     for scale, matched in rows.groupby("scale", sort=False):
         yield from ratio(scale, "ratio", *(select(matched, side=s) for s in ("full", "mha")))
-    for model in models[models["variant"].isin(PAIRED)].to_dict("records"):
-        column, behind = f"run_micro_ga.{model['variant']}", (model["source"],)
-        yield cell(model["scale"], column, text=micro_ga(model), sources=behind)
+    for (scale, variant), own in models.groupby(["scale", "variant"], sort=False):
+        if variant in PAIRED:
+            yield cell(scale, f"run_micro_ga.{variant}", text=micro_ga(own.iloc[0]), of=own)
     yield from run_rates(runs[runs["variant"].isin(PAIRED) & ~runs["further"]], rows)
     yield from conditions(rows, precision)
+
+
+def _batches(rows: pd.DataFrame) -> list[str]:
+    return list(map(micro_ga, rows.to_dict("records")))
 
 
 def run_rates(runs: pd.DataFrame, matched: pd.DataFrame) -> Cells:
     """The runs' own rates, of each process, and their share of the benchmark's."""
     runs = runs[runs["processes"].notna() & runs["median_tokens_per_second"].notna()]
-    runs = runs.assign(
-        row=runs["scale"],
-        column=runs["variant"],
-        value=runs["median_tokens_per_second"] / runs["processes"],
-        batches=list(map(micro_ga, runs.to_dict("records"))),
-    )
+    runs = runs.assign(row=runs["scale"], column=runs["variant"], batches=_batches(runs))
+    runs["value"] = runs["median_tokens_per_second"] / runs["processes"]
     yield from means(runs.assign(column="run_rate." + runs["variant"]))
     alone = select(matched, status="PASS").drop_duplicates(["scale", "variant"])
-    alone = alone.assign(batches=list(map(micro_ga, alone.to_dict("records"))))
-    both = runs.merge(alone, on=["scale", "variant"], suffixes=("", "_alone"))
-    shares = both.assign(
-        column="run_share." + both["variant"], value=both["value"] / both[f"{RATE}_alone"]
-    )
-    on_cpu = both["device_alone"].str.contains("cpu", case=False)
-    same = both["batches"] == both["batches_alone"]
-    yield from means(shares[same & ~on_cpu])
-    for run in shares[~same | on_cpu].drop_duplicates(["row", "column"]).to_dict("records"):
-        why = "a CPU's cores are shared otherwise"
-        if run["batches"] != run["batches_alone"]:
-            why = f"micro/GA is {run['batches']} in the runs and {run['batches_alone']} in the "
-            why += "benchmark"
-        yield cell(run["row"], run["column"], status="no counterpart", reason=why, n=0)
+    alone = alone.assign(batches=_batches(alone))
+    shares = runs.merge(alone, on=["scale", "variant"], suffixes=("", "_alone"))
+    shares["column"] = "run_share." + shares["variant"]
+    shares["value"] /= shares[f"{RATE}_alone"]
+    alike = shares["batches"] == shares["batches_alone"]
+    fair = alike & ~shares["device_alone"].str.contains("cpu", case=False)
+    yield from means(shares[fair])
+    for run in shares[~fair].drop_duplicates(["row", "column"]).itertuples():
+        why = f"micro/GA is {run.batches} in the runs and {run.batches_alone} in the benchmark"
+        why = "a CPU's cores are shared otherwise" if run.batches == run.batches_alone else why
+        yield cell(run.row, run.column, status="no counterpart", reason=why)
     for scale, of_scale in runs.groupby("scale", sort=False):
         counts = ", ".join(f"{count:.0f}" for count in sorted(of_scale["processes"].unique()))
-        yield cell(scale, "processes", text=counts, sources=sources(of_scale))
+        yield cell(scale, "processes", text=counts, of=of_scale)
     # Pairs of one seed that as many processes trained.
     alike = runs.groupby(["scale", "seed"])["processes"].transform("nunique") == 1
     yield from means(versus(runs[alike], "full", "mha", "run_ratio", operator.truediv))
@@ -207,6 +202,6 @@ def linear_long(steps: pd.DataFrame, precision: Sequence[str]) -> Cells:
     for context, of_context in rows.groupby("context"):
         row = str(int(context)) if str(int(context)) in LONG else f"+{context:.0f}"
         status = ", ".join(dict.fromkeys(of_context["status"]))
-        yield cell(row, "status", text=status, sources=sources(of_context))
+        yield cell(row, "status", text=status, of=of_context)
         yield from of_steps(of_context, "app-linear-long", row)
     yield from conditions(rows, precision)

@@ -4,7 +4,7 @@ import pandas as pd
 
 from relation.variants import ABLATIONS, PAIRED, VARIANTS
 from report.paper import SCALES
-from report.table import Cells, cell, means, sources, table, versus
+from report.table import Cells, cell, means, table, versus
 from report.tables.quality import nll
 
 OF_PAPER = (*PAIRED, *ABLATIONS, "linear", "hybrid")
@@ -18,14 +18,10 @@ def other_variants(runs: pd.DataFrame) -> Cells:
     for (scale, variant), own in runs.groupby(["scale", "variant"], sort=False):
         if variant in OF_PAPER:
             continue
-        row, known = f"{scale}/{variant}", {"sources": sources(own)}
+        row = f"{scale}/{variant}"
         yield from means(nll(own.assign(column="nll", row=row), "row", "column"))
         values = nll(runs[runs["scale"] == scale])
         less = list(means(versus(values, variant, "full", "delta").assign(row=row)))
-        why = {
-            "status": "not run",
-            "reason": "no run of Full Relation has one of its seeds",
-            "n": 0,
-        }
-        yield from less or [cell(row, "delta", **why)]
-        yield cell(row, "parameters", float(own["parameters"].iloc[0]), **known)
+        why = "no run of Full Relation has one of its seeds"
+        yield from less or [cell(row, "delta", status="not run", reason=why)]
+        yield cell(row, "parameters", float(own["parameters"].iloc[0]), of=own)

@@ -8,13 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from relation.bench.rounds import (
-    Answers,
-    Conditions,
-    Sides,
-    Timer,
-    median_interval,
-)
+from relation.bench.rounds import Answers, Conditions, Sides, Timer, median_interval
 from relation.errors import InputError
 
 CPU = torch.device("cpu")
@@ -78,24 +72,25 @@ def test_each_side_has_its_own_process_which_ends():
             os.kill(pid, 0)
 
 
-@pytest.mark.parametrize(
-    ("met", "status", "told"),
-    [
-        (("kill",), "FAILED", "killed as the system does when memory runs out"),
-        (("kill", "seconds", 2), "FAILED", "in its seconds (after 2 of 6 rounds)"),
-        (("kill", "proof"), "FAILED", "in its proof"),
-        (("memory", "seconds", 3), "OOM", "20.00 GiB. (after 3 of 6 rounds)"),
-        (("handle",), "OOM", "ALLOC_FAILED"),
-        (("absent",), "UNAVAILABLE", "no such library; install it"),
-        (("bug",), "FAILED", "ValueError: a bug"),
-    ],
-)
-def test_what_one_side_meets_the_others_do_not_feel(met, status, told):
-    found = together(steady=planted, planted=partial(planted, *met))
-    assert found["steady"].samples["update"] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
-    failure = found["planted"].failures["update"]
-    assert failure.status == status and told in failure.reason and "\n" not in failure.reason
-    assert found["planted"].samples == {}
+MET = {  # what a side meets, its rows' status and what they say
+    "starting": (("kill",), "FAILED", "killed as the system does when memory runs out"),
+    "timed": (("kill", "seconds", 2), "FAILED", "in its seconds (after 2 of 6 rounds)"),
+    "proving": (("kill", "proof"), "FAILED", "in its proof"),
+    "full": (("memory", "seconds", 3), "OOM", "20.00 GiB. (after 3 of 6 rounds)"),
+    "no handle": (("handle",), "OOM", "ALLOC_FAILED"),
+    "no library": (("absent",), "UNAVAILABLE", "no such library; install it"),
+    "wrong": (("bug",), "FAILED", "ValueError: a bug"),
+}
+
+
+def test_what_one_side_meets_the_others_do_not_feel():
+    sides = {side: partial(planted, *met) for side, (met, *_) in MET.items()}
+    found = together(steady=planted, **sides)
+    assert found.pop("steady").samples["update"] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+    for side, (_, status, told) in MET.items():
+        failure = found[side].failures["update"]
+        assert failure.status == status and told in failure.reason and "\n" not in failure.reason
+        assert found[side].samples == {}
 
 
 def test_a_side_that_died_starts_anew_with_the_next_comparison():

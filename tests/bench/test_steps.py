@@ -1,10 +1,12 @@
 """Whole updates of a miniature campaign."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
-from relation import records
+from relation import plan, records
 from relation.bench import steps
 from relation.bench.steps import groups_of, updates
 from relation.errors import InputError, RunError
@@ -12,10 +14,6 @@ from relation.jobs import Bench, Side
 from relation.variants import ModelConfig
 
 CPU = torch.device("cpu")
-OPTIMIZER = {
-    "learning_rate": 1e-2, "betas": (0.9, 0.95), "eps": 1e-5, "weight_decay": 0.1,
-    "decay_embedding": True, "decay_vectors": False, "gradient_clip": 1.0,
-}  # fmt: skip
 
 
 def side(variant: str, backend: str, context: int = 16, name: str | None = None, **rest) -> Side:
@@ -27,13 +25,10 @@ def side(variant: str, backend: str, context: int = 16, name: str | None = None,
     )  # fmt: skip
 
 
-def bench(*sides: Side, benchmark: str = "matched", rounds: int = 6, **changes) -> Bench:
-    given = {
-        "campaign": "test", "variation": "base", "benchmark": benchmark, "scale": "10M-mini",
-        "sides": sides, "optimizer": OPTIMIZER, "rounds": rounds, "warmup_updates": 2,
-        "measured_updates": 1, "precision": "fp32", "compile": False, "device": "cpu",
-    }  # fmt: skip
-    return Bench(**given | changes)
+def bench(*sides: Side, rounds: int = 6, **changes) -> Bench:
+    """The tiny campaign's first benchmark, of these sides."""
+    tiny = plan.load({"campaign": "tiny"}).benchmarks[0]
+    return replace(tiny, sides=sides, rounds=rounds, **changes)
 
 
 def measured(spec: Bench, folder, *given):
@@ -66,15 +61,6 @@ def test_the_corpus_is_read_where_it_is_given(tmp_path):
     assert not (tmp_path / "x.parquet").exists()
 
 
-def test_what_a_side_cannot_do_is_its_rows_status(tmp_path):
-    spec = bench(side("mha", "flash"), side("mha", "cudnn", name="mha-cudnn"), rounds=1)
-    rows = measured(spec, tmp_path).set_index("side")
-    assert rows.loc["mha", "status"] == "PASS"
-    assert rows.loc["mha-cudnn", "status"] == "UNAVAILABLE"
-    assert "cudnn" in rows.loc["mha-cudnn", "reason"].lower()
-    assert np.isnan(rows.loc["mha-cudnn", "tokens_per_second"])
-
-
 def test_contexts_that_fit_together_are_measured_together(tmp_path):
     sides = [side("linear", "chunked", T, f"T={T}") for T in (8, 16, 32, 64, 128)]
     groups = [[s.context for s in group] for group in groups_of(sides)]
@@ -84,7 +70,8 @@ def test_contexts_that_fit_together_are_measured_together(tmp_path):
 
 
 def test_a_loss_that_is_not_finite_is_an_error():
-    spec = bench(side("mha", "flash"), optimizer=OPTIMIZER | {"learning_rate": float("inf")})
+    spec = bench(side("mha", "flash"))
+    spec.optimizer["learning_rate"] = float("inf")
     with pytest.raises(RunError, match="the loss is nan"):
         next(updates(spec, spec.sides[0], CPU))
 

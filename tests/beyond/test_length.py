@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from equations import draw, flow_rows
 from training import small_model, small_run, write_corpus
 
 from relation import records
@@ -91,36 +91,23 @@ def test_the_count_correction_beyond_the_context() -> None:
         assert null[reading] == pytest.approx(null["whole"], rel=1e-5)
 
 
-def corrected(p1: Tensor, p2: Tensor, info: Tensor, lam: float, own: bool) -> Tensor:
-    """Y by the definition, with log min(i, 8) in its correction."""
-    T = p1.shape[2]
-    U = p1 @ p2.mT / math.sqrt(p1.shape[3])
-    i = torch.arange(1, T + 1, dtype=p1.dtype).clamp(max=8)
-    R = nn.functional.silu(U) - lam * i.log()[:, None]
-    itself, later = torch.eye(T).bool(), torch.ones(T, T).triu(1).bool()
-    R = torch.where(itself, torch.sigmoid(U / 2), R).masked_fill(later, -math.inf)
-    flow = R.softmax(-1)
-    return (flow if own else flow.tril(-1)) @ info
-
-
 @pytest.mark.parametrize("own", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("call", [full_relation, tiled_relation])
 def test_a_frozen_count_is_that_of_the_definition(call, dtype: torch.dtype, own: bool) -> None:
-    """No further off FP64 than twice the definition in the inputs' precision."""
-    generator = torch.Generator().manual_seed(0)
-    drawn = torch.randn(3, 2, 2, 30, 16, generator=generator, dtype=torch.float64)
-    given = drawn.to(dtype)
-    truth = corrected(*given.double(), 0.9, own)
-    narrow = dtype if dtype == torch.float64 else torch.float32
-    yardstick = (corrected(*given.to(narrow), 0.9, own) - truth).abs().max()
-    rounding = (truth.to(dtype) - truth).abs().max()
-    y = beyond.frozen_count(call, 8)(
-        *given, torch.tensor(0.9, dtype=narrow), 2.0, transport_self=own
-    )
+    """With log min(i, 8) in its correction; the result alone is rounded to 16 bits."""
+    given = draw(2, 2, 30, 16).to(dtype)
+    p1, p2, info = given.double()
+    flow = flow_rows(p1, p2, 0.9, most=8)
+    truth = (flow if own else flow.tril(-1)) @ info
+    narrow = torch.promote_types(dtype, torch.float32)
+    lam = torch.tensor(0.9, dtype=narrow)
+    y = beyond.frozen_count(call, 8)(*given, lam, 2.0, transport_self=own)
     assert y.dtype == dtype
-    relative = 1e-12 if dtype == torch.float64 else 1e-5
-    assert (y - truth).abs().max() <= 2 * (yardstick + rounding) + relative * truth.abs().max()
+    bound = (
+        torch.finfo(dtype).eps / 2 * truth.abs() + 50 * torch.finfo(narrow).eps * truth.abs().max()
+    )
+    assert ((y - truth).abs() <= bound).all()
 
 
 @pytest.mark.parametrize("documents, length, rows", [(3, 200, 4 * 4 * 4), (40, 12, 0)])

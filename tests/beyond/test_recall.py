@@ -10,44 +10,23 @@ import torch
 from torch import Tensor
 from training import CPU
 
-from relation import records
+from relation import plan, records
 from relation.beyond import recall
 from relation.beyond.recall import FILLER, Sequences, answer, draw
 from relation.data.windows import IGNORED
 from relation.jobs import Recall
-from relation.variants import ModelConfig
 
 TASKS = ((16, 2), (48, 8))
 VOCABULARY = 64
 # A count of independent events is further from its mean than this once in 1.7 million.
 DEVIATIONS = 5.0
-OPTIMISER = {"betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1, "decay_embedding": True}
 
 
 def given(mixer: str = "full", layout: str = "FF", width: int = 16, **changes) -> Recall:
-    shape = {"vocab_size": VOCABULARY, "d_model": width, "heads": 2, "d_ff": 2 * width}
-    recall = Recall(
-        campaign="tests",
-        variation="base",
-        mixer=mixer,
-        models=(ModelConfig(**shape, layout=layout),),
-        optimizer=OPTIMISER | {"gradient_clip": 1.0},
-        plateau_fraction=0.8,
-        vocabulary=VOCABULARY,
-        tasks=TASKS,
-        gap_power=0.01,
-        learning_rates=(1e-3, 1e-2),
-        seeds=(42, 43),
-        updates=2,
-        warmup_updates=1,
-        sequences=2,
-        tested=4,
-        precision="fp32",
-        device="cpu",
-        compile=False,
-        backends={"mha": "flash", "full": "tiled", "linear": "chunked"},
-    )
-    return replace(recall, **changes)
+    """The tiny campaign's, with another model or other changes."""
+    (tiny,) = plan.load({"campaign": "tiny"}).recall
+    model = replace(tiny.models[0], layout=layout, d_model=width, d_ff=2 * width)
+    return replace(tiny, **{"mixer": mixer, "models": (model,), "tasks": TASKS, **changes})
 
 
 def recalled(tmp_path: Path, spec: Recall) -> pd.DataFrame:

@@ -37,6 +37,7 @@ def said(capsys: pytest.CaptureFixture, *arguments: str, status: int = 0) -> str
         (["plan", "--config", "nowhere.yaml"], "no configuration file nowhere.yaml"),
         (["train", "10M/full/42"], "has no run '10M/full/42'; an address is SCALE/VARIATION/"),
         (["prepare", "sample-5"], "has no data 'sample-5'; choose among sample-512, sample-1024"),
+        (["generate", RUN, "--prompt", "a", "--tokens", "many"], "invalid int value: 'many'"),
         (["recall", "gla"], "campaign smoke has no recall of 'gla'"),
         (["diagnose", RUN], "results/smoke/data/sample-512/data.parquet is missing; run"),
         *(([*job, "--hash", "0123456789abcdef"], "planned was 0123456789abcdef") for job in JOBS),

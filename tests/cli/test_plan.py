@@ -56,14 +56,6 @@ def test_no_shipped_run_is_to_be_made(name: str) -> None:
         assert not [path for path in files if path.startswith(("runs", "flow", "length"))]
 
 
-def test_the_identities_of_runs_stay() -> None:
-    """A new option, at its default, makes no run new: change these for no reason but a new text."""
-    books, smoke = plan.load({"campaign": "books"}), plan.load({"campaign": "smoke"})
-    assert books.run("10M/nearest/full/42").hash == "dfcf904e73c9ef12"
-    assert books.run("30M/gpt2/hybrid/43").hash == "4b48e086498c80d0"
-    assert smoke.run("100M-mini/base/mha/44").hash == "314db621197539c9"
-
-
 def test_a_hash_holds_what_determines_the_result_and_nothing_else() -> None:
     run = load().run("10M-mini/base/full/42")
     elsewhere = replace(

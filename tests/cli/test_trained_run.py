@@ -52,20 +52,6 @@ def test_a_seed_fixes_the_text(capsys: pytest.CaptureFixture) -> None:
     assert texts[0] == texts[1] != texts[2]
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (["--prompt", ""], "the prompt is empty"),
-        (["--prompt", "a", "--tokens", "many"], "many"),
-    ],
-)
-def test_what_cannot_be_continued_is_told_in_a_line(capsys, options, said: str) -> None:
-    assert main(["generate", RUN, TINY, *options]) == 2
-    output = capsys.readouterr()
-    assert output.err.startswith("error: ") and output.err.count("\n") == 1 and said in output.err
-    assert output.out == ""
-
-
 def test_an_exported_run_has_the_records_loss(trained: Path, tmp_path: Path, capsys) -> None:
     transformers = pytest.importorskip("transformers")
     folder = tmp_path / "exported"

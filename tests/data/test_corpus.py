@@ -141,22 +141,6 @@ def test_the_fingerprint_is_of_framed_documents_by_split(texts, write, suffix, s
 
 
 @pytest.mark.parametrize(
-    "layout",
-    [
-        {"a": ["a", "bc"], "b": ["d"]},
-        {"a": ["d"], "b": ["ab", "c"]},
-        {"a": ["ab", "c", "d "]},
-        {"a": ["ab", "c"], "validation": ["d"]},
-    ],
-)
-def test_other_documents_or_another_split_are_another_corpus(texts, tmp_path, layout) -> None:
-    for name, documents in layout.items():
-        as_parquet(texts / f"{name}.parquet", documents)
-    as_parquet(tmp_path / "base.parquet", ["ab", "c", "d"])
-    assert fingerprint_of(texts) != fingerprint_of(tmp_path / "base.parquet")
-
-
-@pytest.mark.parametrize(
     "name, content, said",
     [
         ("notes.md", b"text", "holds no"),

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from conftest import refusal
-from flows import defined_flow_metrics, defined_rank_metrics, random_flow
 from training import CPU, small_model, small_run, write_corpus
 
 from relation import records
@@ -42,6 +41,7 @@ def diagnosed(folder: Path, data: Path, variant: str, **changes) -> tuple[dict, 
 
 
 @pytest.mark.parametrize("variant", ["mha", "full"])
+@torch.no_grad()
 def test_rows_of_a_checkpoint(tmp_path, data, variant) -> None:
     rows, model = diagnosed(tmp_path, data, variant)
     flow = rows["flow"]
@@ -58,35 +58,31 @@ def test_rows_of_a_checkpoint(tmp_path, data, variant) -> None:
 
     tokens = open_tokens(data, "validation")[:72].astype(np.int64)
     windows = torch.from_numpy(tokens.reshape(3, 24))
-    with torch.no_grad():
-        for layer, flows in enumerate(model.flows(windows)):
-            for sequence, head in np.ndindex(3, 2):
-                own = flows[sequence, head].double().numpy()
-                expected = {24: defined_flow_metrics(own)}
-                sigma = np.linalg.svd(own[:12, :12], compute_uv=False)
-                expected[12] = defined_rank_metrics(sigma)
-                for length, values in expected.items():
-                    for metric, value in values.items():
-                        row = found[length, metric, layer, head, sequence]
-                        assert row == pytest.approx(value, rel=1e-3, abs=1e-6), metric
-            means = {
-                "self": flows.diagonal(dim1=-2, dim2=-1),
-                "distance": metrics.history_profiles(flows)[0],
-                "sigma": metrics.singular_values(flows[..., :12, :12]),
-            }
-            for name, values in means.items():
-                mean = values.mean((0, 1))
-                assert np.allclose(curves[layer, name], mean, rtol=3e-4, atol=1e-7), name
-            for head in range(2):
-                row = maps.loc[(layer, head)]
-                codes = np.frombuffer(row["codes"], np.uint8).reshape(row["side"], row["side"])
-                assert row["length"] == row["side"] == 24
-                assert np.array_equal(codes, encode(pooled(flows[0, head]).numpy()))
+    for layer, flows in enumerate(model.flows(windows)):  # (3, 2, 24, 24)
+        short = flows[..., :12, :12]
+        readings = {24: metrics.read_flow(flows), 12: metrics.read_spectrum(short)}
+        for length, reading in readings.items():
+            for metric, values in reading.values.items():
+                rows = found[length, metric, layer].unstack("head").to_numpy()
+                assert np.allclose(rows, values, rtol=1e-3, atol=1e-6), metric
+        means = {
+            "self": flows.diagonal(dim1=-2, dim2=-1),
+            "distance": metrics.history_profiles(flows)[0],
+            "sigma": metrics.singular_values(short),
+        }
+        for name, values in means.items():
+            assert np.allclose(curves[layer, name], values.mean((0, 1)), rtol=3e-4, atol=1e-7), name
+        for head in range(2):
+            row = maps.loc[(layer, head)]
+            codes = np.frombuffer(row["codes"], np.uint8).reshape(row["side"], row["side"])
+            assert row["length"] == row["side"] == 24
+            assert np.array_equal(codes, encode(pooled(flows[0, head]).numpy()))
 
 
 @pytest.mark.parametrize("length, side", [(12, 4), (13, 4), (5, 8), (1, 64), (70, 64)])
 def test_a_map_holds_the_flow_between_blocks(length, side) -> None:
-    flow = random_flow(length, length)
+    weight = np.tril(np.random.default_rng(0).exponential(size=(length, length)))
+    flow = weight / weight.sum(1, keepdims=True)
     blocks = min(side, length)
     starts = [a * length // blocks for a in range(blocks + 1)]
     found = pooled(torch.from_numpy(flow), side).numpy()

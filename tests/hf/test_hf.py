@@ -166,19 +166,8 @@ def test_checkpointing_changes_no_gradient(variant):
     assert all(map(torch.equal, *found)) and len(calls) == 1 + 2
 
 
-@each_layout
-def test_padded_rows_have_the_logits_of_rows_alone(variant):
-    _, model = build(variant)
-    rows = prompts()
-    given = left_padded(rows)
-    with torch.no_grad():
-        for found in (model(**given), model(**given, use_cache=True)):
-            for row, logits in zip(rows, found.logits, strict=True):
-                close(logits[-len(row) :], model(row[None]).logits[0])
-
-
 def test_compiled_without_a_break_padding_changes_nothing():
-    _, model = build("full")
+    _, model = build("full", layers=1)
     given = left_padded(prompts()[:2])
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     found, expected = (call(**given).logits for call in (compiled, model))

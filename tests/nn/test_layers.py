@@ -6,11 +6,11 @@ import pytest
 import torch
 from conftest import refusal
 from equations import assert_close, differentiate, normal
-from models import TINY, TOKENS, stirred
+from models import mixed
 from torch import Tensor, nn
 
-from relation import Documents, FullRelation, LinearRelation, ops
-from relation.nn import Decoder
+from relation import Documents, FullRelation, LinearRelation
+from relation.nn import ModelConfig
 
 D, HEADS, T = 24, 4, 21
 LAYERS = {"full": FullRelation, "linear": LinearRelation}
@@ -29,35 +29,16 @@ def build(kind: str, kv_heads: int | None = None, **options) -> nn.Module:
     return layer
 
 
-def equation(layer: nn.Module, x: Tensor, rope_base: float = 1e4) -> Tensor:
-    """Sections 3.2 and 5.2 by the definitions of the operators, heads that share repeated."""
-    w = dict(layer.named_parameters())
-
-    def heads(name: str) -> Tensor:
-        return (x @ w[f"{name}.weight"].T).unflatten(-1, (-1, D // HEADS)).transpose(1, 2)
-
-    p1, p2 = (ops.rope(heads(name), base=rope_base) for name in ("w1", "w2"))
-    info = heads("wi")
-    info = ops.givens_mix(info, w["theta"], 0)
-    p2, info = (s.repeat_interleave(HEADS // s.shape[1], dim=1) for s in (p2, info))
-    if "lam" in w:
-        y = ops.full_relation(p1, p2, info, w["lam"])
-    else:
-        down = heads("retention_down").transpose(1, 2)
-        r = torch.einsum("bthk,hjk->bthj", down, w["retention_up"]).flatten(2)
-        g = -w["a_log"].exp() * nn.functional.softplus(r + w["dt_bias"])
-        g = g.unflatten(-1, (HEADS, -1)).transpose(1, 2)
-        y, _ = ops.linear_relation(p1, p2, info, g)
-    return y.transpose(1, 2).flatten(2) @ w["wo.weight"].T
-
-
 @each_layer
 @each_sharing
 def test_a_layer_is_its_equation(kind, kv_heads):
-    """Output, and the gradients of x and of every parameter."""
+    """Sections 3.2 and 5.2: output, and the gradients of x and of every parameter."""
     layer, dy = build(kind, kv_heads), normal(2, T, D, seed=2)
+    sizes = {"vocab_size": 1, "d_ff": 1, "d_model": D, "heads": HEADS, "kv_heads": kv_heads}
+    config = ModelConfig(**sizes, layout="F" if kind == "full" else "L")
     x, results = normal(2, T, D).requires_grad_(), []
-    for y in (layer(x), equation(layer, x)):
+    expected, _ = mixed(dict(layer.named_parameters()), x, config, config.layout, 0)
+    for y in (layer(x), expected):
         results.append([y.detach(), *torch.autograd.grad(y, [x, *layer.parameters()], dy)])
     for actual, expected in zip(*results, strict=True):
         assert_close(actual, expected, T + 2 * D, scale=8)
@@ -90,8 +71,6 @@ def test_a_cache_gives_the_rows_of_the_whole(kind, kv_heads):
     rows = [layer(block, cache=cache) for block in x.split([9, 1, 1, 10], dim=1)]
     assert_close(torch.cat(rows, dim=1), layer(x), T + D, scale=8)
     assert cache.length == T and not rows[0].requires_grad
-    if kind == "full":
-        assert cache.nbytes == 2 * 2 * T * (kv_heads or HEADS) * (D // HEADS) * 8
 
 
 @pytest.mark.parametrize("make", [
@@ -109,30 +88,6 @@ def test_a_layer_of_the_meta_device_is_drawn_as_a_new_one(make):
     for truth, found in zip(make().parameters(), layer.parameters(), strict=True):
         assert torch.equal(found, truth)
     assert all(buffer == 0 for buffer in layer.buffers())
-
-
-@pytest.mark.parametrize("variant", ["mha", "full", "hybrid"])
-def test_a_decoder_of_shared_heads_is_one_of_repeated_heads(variant):
-    shared = stirred(variant, kv_heads=2)
-    whole = Decoder(stirred(variant).config).double()
-    weights = shared.state_dict()
-    for name, weight in weights.items():
-        if name.endswith(("w2.weight", "wi.weight")):
-            heads = weight.unflatten(0, (2, -1)).repeat_interleave(2, dim=0)
-            weights[name] = heads.flatten(0, 1)
-        if name.endswith("theta"):
-            # A pair of shared heads is turned; no pair of repeated heads stands for that.
-            weights[name] = torch.zeros(2, dtype=torch.float64)
-            shared.get_parameter(name).data.zero_()
-    whole.load_state_dict(weights)
-    expected = whole(TOKENS)
-    assert_close(shared(TOKENS), expected, 4 * 3 * 24, scale=8)
-    state = shared.decode_state()
-    decoded = torch.cat([shared.decode(t, state) for t in TOKENS.split([5, 6], dim=1)], dim=1)
-    assert_close(decoded, expected, 4 * 3 * 24, scale=8)
-    if variant != "hybrid":
-        flows = list(shared.flows(TOKENS))
-        assert [flow.shape for flow in flows] == [(2, 4, 11, 11)] * TINY["layers"]
 
 
 @each_layer

@@ -4,12 +4,10 @@ import hashlib
 
 import pytest
 import torch
-import torch.nn.functional as F
 from conftest import refusal
-from models import PAPER, TINY, TOKENS, build, stirred
+from models import TINY, TOKENS, build, mixed, norm, stirred
 from torch import Tensor
 
-from relation import ops
 from relation.errors import InputError
 from relation.kernels.documents import Documents
 from relation.nn import Decoder, Execution, ModelConfig
@@ -89,57 +87,18 @@ def test_a_count_without_a_model_is_the_models(variant, changes):
         assert parameters(config) == sum(p.numel() for p in Decoder(config).parameters())
 
 
-def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight
-
-
 def transcription(model: Decoder, tokens: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """Logits and flows of Sections 3 to 5, Appendix D.1 and the arms, from a model's weights.
-
-    RoPE, Givens mixing and the recurrence are the definitions, which tests/ops holds to the paper.
-    """
+    """Logits and flows of a model's equations (Section 6, Appendix B.1), from its weights."""
     c, E, flows = model.config, model.embedding.weight, []
-    x, T = E[tokens], tokens.shape[1]
-    history = torch.ones(T, T).tril(-1).bool()
+    x = E[tokens]
     for index, (block, letter) in enumerate(zip(model.blocks, c.layout, strict=True)):
-        w = dict(block.named_parameters())
-        n = norm(x, w["mixer_norm.weight"], c.norm_eps)
-
-        def heads(y: Tensor) -> Tensor:
-            return y.reshape(*y.shape[:2], c.heads, -1).transpose(1, 2)
-
-        p1, p2 = (heads(n @ w[f"mixer.w{k}.weight"].T) for k in (1, 2))
-        if c.qk_norm:
-            p1, p2 = (
-                norm(p, w[f"mixer.norm{k}.weight"], c.norm_eps) for k, p in ((1, p1), (2, p2))
-            )
-        p1, p2 = ops.rope(p1), ops.rope(p2)
-        info = heads(n if c.raw_information else n @ w["mixer.wi.weight"].T)
-        U = p1 @ p2.mT / p1.shape[-1] ** 0.5
-        if letter in "FL" and c.givens:
-            info = ops.givens_mix(info, w["mixer.theta"], index)
-        if letter == "L":
-            down, up = heads(n @ w["mixer.retention_down.weight"].T), w["mixer.retention_up"]
-            r = torch.einsum("hjk,bhtk->bthj", up, down).flatten(2)
-            dt = F.softplus(r + w["mixer.dt_bias"])
-            y, _ = ops.linear_relation(p1, p2, info, heads(-w["mixer.a_log"].exp() * dt))
-        else:
-            lam = w.get("mixer.lam", torch.zeros(()))
-            log_i = torch.arange(1, T + 1).double().log()[:, None]
-            E_ij = U * torch.sigmoid(U) if letter == "F" else U
-            past = E_ij if letter == "A" else E_ij - lam * log_i
-            own = U if letter == "A" else torch.sigmoid(U / 2)
-            R = past.where(history, own.where(torch.eye(T).bool(), -torch.inf))
-            flow = R.exp() / (R.exp().sum(-1, keepdim=True) + c.null_logit)
-            flows.append(flow)
-            y = (flow if c.transport_self else flow * history) @ info
-        y = y.transpose(1, 2).flatten(2)
-        if c.output_gate:
-            y = y * torch.sigmoid(n @ w["mixer.wg.weight"].T)
-        x = x + y @ w["mixer.wo.weight"].T
-        n = norm(x, w["ffn_norm.weight"], c.norm_eps)
-        gate, up = n @ w["ffn.gate.weight"].T, n @ w["ffn.up.weight"].T
-        x = x + (gate * torch.sigmoid(gate) * up) @ w["ffn.down.weight"].T
+        n = norm(x, block.mixer_norm.weight, c.norm_eps)
+        y, flow = mixed(dict(block.mixer.named_parameters()), n, c, letter, index)
+        x, w = x + y, dict(block.ffn.named_parameters())
+        flows += [] if flow is None else [flow]
+        n = norm(x, block.ffn_norm.weight, c.norm_eps)
+        gate, up = n @ w["gate.weight"].T, n @ w["up.weight"].T
+        x = x + (gate * torch.sigmoid(gate) * up) @ w["down.weight"].T
     return norm(x, model.norm.weight, c.norm_eps) @ E.T, flows
 
 
@@ -156,6 +115,7 @@ def assert_same(actual: Tensor, expected: Tensor, steps: float = 8) -> None:
         *((variant, {}) for variant in VARIANTS),
         ("hybrid", {"layers": 8}),
         ("linear", {"qk_norm": True, "output_gate": True}),
+        *((variant, {"kv_heads": 2}) for variant in ("mha", "full", "hybrid")),
     ],
 )
 def test_a_model_is_the_equations(variant, changes, execution):
@@ -180,7 +140,7 @@ def test_a_model_is_the_equations(variant, changes, execution):
         assert not flow.triu(1).any()
 
 
-@pytest.mark.parametrize("variant", PAPER)
+@pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("rows", [TOKENS, TOKENS.int()])
 def test_documents_and_padding_leave_each_text_its_logits(variant, rows):
     model = stirred(variant)

@@ -2,7 +2,7 @@
 
 import importlib.util
 from functools import partial
-from typing import NamedTuple
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -100,32 +100,10 @@ def test_scores_past_the_range_of_fp16_are_right(kind, operator, autocast):
         assert (result.double() - truth).norm() <= bound * truth.norm()
 
 
-def test_every_backend_says_where_it_cannot_run(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    gpu, cpu, metal = map(torch.device, ("cuda", "cpu", "mps"))
-    for named in ops.BACKENDS.values():
-        for backend in named.values():
-            assert "no usable CUDA device" in backend.why_unavailable(gpu)
-    assert all(ops.get_backend(*pair).why_unavailable(cpu) is None for pair in PLAIN)
-    for name in ("flash", "cudnn"):
-        assert "mps" in ops.BACKENDS["mha"][name].why_unavailable(metal)
-
-
-class Elsewhere(NamedTuple):
-    """What the choice of a backend reads of a state on a device that is not there."""
-
-    device: torch.device
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-
-    @property
-    def is_cuda(self) -> bool:
-        return self.device.type == "cuda"
-
-
 BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 KERNELS = importlib.import_module("relation.kernels.flash_relation.op")
-CAPABILITIES = {"cuda": (9, 0), "turing": (7, 5), "pascal": (6, 1), "rocm": (9, 4)}
+# "bare" has no Triton.
+CAPABILITIES = {"cuda": (9, 0), "bare": (9, 0), "turing": (7, 5), "pascal": (6, 1), "rocm": (9, 4)}
 
 
 @pytest.mark.parametrize(
@@ -137,6 +115,7 @@ CAPABILITIES = {"cuda": (9, 0), "turing": (7, 5), "pascal": (6, 1), "rocm": (9, 
         ("cuda", FP64, 64, "reference tiled tiled chunked"),
         ("cuda", BF16, 8, "flash tiled tiled chunked"),
         ("cuda", BF16, 384, "efficient flex flex chunked"),
+        ("bare", BF16, 48, "flash tiled tiled chunked"),
         ("turing", BF16, 64, "reference tiled tiled chunked"),
         ("turing", FP16, 64, "efficient flex flex chunked"),
         ("pascal", FP32, 64, "efficient tiled tiled chunked"),
@@ -145,25 +124,23 @@ CAPABILITIES = {"cuda": (9, 0), "turing": (7, 5), "pascal": (6, 1), "rocm": (9, 
         ("mps", FP32, 64, "reference tiled tiled chunked"),
     ],
 )
-@pytest.mark.parametrize("triton", [True, False])
 def test_the_default_is_the_fastest_backend_that_runs(
-    monkeypatch, recwarn, device, dtype, width, expected, triton
+    monkeypatch, recwarn, device, dtype, width, expected
 ):
     is_gpu, find = device in CAPABILITIES, importlib.util.find_spec
-    x = Elsewhere(torch.device("cuda" if is_gpu else device), dtype, (1, 2, 20, width))
-    found = triton and is_gpu
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: find(name) if found or name != "triton" else None
-    )
-    monkeypatch.setattr(KERNELS, "_has_triton", lambda: found)
+    there = torch.device("cuda" if is_gpu else device)
+    # What the choice reads of a state on a device that is not there.
+    x = SimpleNamespace(device=there, is_cuda=is_gpu, dtype=dtype, shape=(1, 2, 20, width))
+    if device == "bare":
+        lacks = lambda name: None if name == "triton" else find(name)  # noqa: E731
+        monkeypatch.setattr(importlib.util, "find_spec", lacks)
+        monkeypatch.setattr(KERNELS, "_has_triton", lambda: False)
     KERNELS._why_gpu_unavailable.cache_clear()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: CAPABILITIES[device])
     monkeypatch.setattr(torch.version, "hip", "7.0" if device == "rocm" else None)
     monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: True)
     for kind, name in zip(("mha", "full", "calibrated", "linear"), expected.split(), strict=True):
-        if not triton and kind != "mha":
-            name = "chunked" if kind == "linear" else "tiled"
         assert backends.default_backend(kind, x) == name
         assert ops.BACKENDS[kind][name].why_unavailable(x.device) is None
         # On a GPU one line says, once, why it is not the fastest of all.

@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
-from equations import TAU, assert_close, closed_forms, credit, differentiate, draw, flow_rows
+from equations import assert_close, closed_forms, differentiate, draw, flow_rows
 
 from relation import ops
 
@@ -69,34 +68,13 @@ def test_gradients_of_full_relation_are_derivatives(monkeypatch, operator, T, tr
     )
 
 
-def test_the_papers_credit_is_the_derivative_of_the_softmax_of_r():
-    p1, p2, info, G = draw(1, 2, 11, 6, count=4)
-    U = p1 @ p2.mT / 6**0.5
-    E, S, lam = F.silu(U), torch.sigmoid(U.diagonal(dim1=-2, dim2=-1) / TAU), LAM.clone()
-    leaves = [x.requires_grad_() for x in (E, S, lam)]
-    log_i = torch.arange(1, 12, dtype=torch.float64).log()
-    history = torch.ones(11, 11).tril(-1).bool()
-    own = torch.diag_embed(S).masked_fill(~torch.eye(11).bool(), -torch.inf)
-    flow = torch.where(history, E - lam * log_i[:, None], own).softmax(-1)
-    derivatives = torch.autograd.grad(flow @ info, leaves, G)
-    for papers, truth in zip(credit(flow.detach(), info, G), derivatives, strict=True):
-        assert_close(papers, truth, 11 + 6)
-
-
-@pytest.mark.parametrize("operator", FULL)
-def test_gradients_are_the_papers_credit_decomposition(monkeypatch, operator):
-    monkeypatch.setattr("relation.ops.tiled.TILE", 4)
-    p1, p2, info, G = draw(1, 2, 11, 6, count=4)
-    actual = differentiate(operator, (p1, p2, info, LAM), G)
-    for ours, papers in zip(actual, closed_forms(p1, p2, info, 0.5, G), strict=True):
-        assert_close(ours, papers, 11 + 6)
-
-
 @pytest.mark.parametrize("operator", FULL)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("largest", [1e-3, 1, 1e3])
-def test_large_scores_stay_finite_and_exact(operator, dtype, largest):
-    p1, p2, info, dy = draw(1, 1, 70, 6, count=4)
+def test_gradients_are_the_papers_credit_whatever_the_scores(monkeypatch, operator, dtype, largest):
+    """The decomposition of Appendix A.1.7; 16 bits stay finite."""
+    monkeypatch.setattr("relation.ops.tiled.TILE", 32)
+    p1, p2, info, dy = draw(1, 2, 70, 6, count=4)
     factor = (largest / (p1 @ p2.mT / 6**0.5).abs().max()).sqrt()
     *inputs, dy = (x.to(dtype) for x in (factor * p1, factor * p2, info, dy))
     results = differentiate(operator, (*inputs, LAM.float()), dy)

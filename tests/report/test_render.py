@@ -11,10 +11,13 @@ from test_tables import PLAN, pairs_of, paper_runs, records, run
 
 from report import render, table, tables
 from report.data import Setting
-from report.paper import SEEDS
 
 A, B = Setting("made", title="Nearest & best_1"), Setting("made", "other", title="Other")
 MAIN = next(each for each in tables.PAPER if each.label == "main-results")
+
+
+def html(of: table.Table, cells: pd.DataFrame, settings: list[Setting]) -> str:
+    return render.html(render.prepare(of, cells[cells["table"] == of.label], settings))
 
 
 @pytest.fixture(scope="module")
@@ -25,17 +28,19 @@ def cells() -> pd.DataFrame:
 
 
 def test_a_line_has_the_papers_value_ours_with_its_interval_and_the_difference(cells) -> None:
-    text = render.html(MAIN, cells, [A])
+    text = html(MAIN, cells, [A])
     line = re.search(r">Δ \(nat/token\)</th>(.*?)</tr>", text, re.S)[1]
     assert "−0.0412" in line and "−0.0413" in line and "[−0.04" in line and "−0.0001" in line
     assert "sign agrees" in line
     assert "Nearest &amp; best_1" in text
+    assert [render.number_text(x, "+.2f", "%") for x in (-1.5, 1e-5)] == ["−1.50%", "1e−05%"]
+    assert render.powers("T^2 < d") == "T<sup>2</sup> &lt; d"
     level = re.search(r">MHA NLL ↓ \(nat/token\)</th>(.*?)</tr>", text, re.S)[1]
     assert "3.0000 ± 0.0000" in level and "1.6853 ± 0.0042" in level and "sign" not in level
 
 
 def test_a_gap_has_a_word_and_a_note(cells) -> None:
-    text = render.html(MAIN, cells, [A])
+    text = html(MAIN, cells, [A])
     noted = re.search(r'not run<sup><a class="mark" href="#(note-main-results-\w+)"', text)
     assert noted and f'id="{noted[1]}"' in text
     assert "Not part of these settings: 30M, 100M." in text
@@ -43,21 +48,9 @@ def test_a_gap_has_a_word_and_a_note(cells) -> None:
 
 
 def test_a_setting_without_a_value_is_a_line_and_no_column(cells) -> None:
-    text = render.html(MAIN, cells, [A, B])
+    text = html(MAIN, cells, [A, B])
     assert 'colspan="2" class="c">Other' not in text
     assert "Other: nothing of this table (" in text
-
-
-@pytest.mark.parametrize(
-    "value, form, unit, text",
-    [
-        (-0.0413, "+.4f", "1", "−0.0413"),
-        (0.00001, "+.2f", "1", "1e−05"),
-        (28.567, ".2f", "%", "28.57%"),
-    ],
-)
-def test_numbers_print_with_a_true_minus_and_their_unit(value, form, unit, text) -> None:
-    assert render.number_text(value, form, unit) == text
 
 
 def test_csv_holds_every_cell_of_every_setting(cells, tmp_path) -> None:
@@ -82,15 +75,6 @@ def test_tables_tex_reads_the_seventeen_tables_and_typesets(cells, tmp_path) -> 
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:]
     assert (tmp_path / "tables.pdf").stat().st_size > 10_000
-
-
-def test_a_variant_of_ones_own_is_shown() -> None:
-    runs = [run("10M", "full", s, 3.0) for s in SEEDS] + [run("10M", "mine", s, 3.1) for s in SEEDS]
-    made = records(runs=runs)
-    found = table.cells([made], tables.EVERY)
-    own = next(each for each in tables.EVERY if each.label == "variants")
-    text = render.html(own, found, [Setting("made")])
-    assert "10M, mine" in text and "+0.1000" in text
 
 
 def test_two_panels_with_columns_of_one_key_keep_their_own_rows() -> None:

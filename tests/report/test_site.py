@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 from relation import plan, records
-from report import claims, data, figures, site
+from report import claims, data, figures, overview, site
 from report.data import Setting
 from report.evidence import Evidence
 
@@ -153,24 +153,9 @@ def test_the_first_page_says_where_relation_is_surely_better() -> None:
     sure = Evidence("10M", "One", ours=-0.0363, low=-0.0477, high=-0.0249, **known)
     open_ = Evidence("30M", "One", ours=0.0065, low=-0.0461, high=0.0591, **known)
     alone = Evidence("100M", "One", ours=-0.01, **known)
-    told = site.answer([sure, open_, alone])
+    told = overview.answer([sure, open_, alone])
     assert "1 of 3" in told and "0.0363 nat/token (95% 0.0249 to 0.0477, 28 pairs)" in told
     assert "10M, One" in told and "In 2 of 3 comparisons no difference is established." in told
-
-
-def test_text_of_records_is_escaped() -> None:
-    assert site.rich("<b>F_ii</b> `x_y` T^2") == (
-        "&lt;b&gt;<i>F</i><sub>ii</sub>&lt;/b&gt; <code>x_y</code> T<sup>2</sup>"
-    )
-
-
-def test_what_did_not_run_has_its_reason_and_its_command() -> None:
-    found = load(CAMPAIGN, "scaled-sd-0.02")
-    planned = found.planned.assign(status="failed", reason="loss is nan")
-    shown = site.Shown(found.setting, True, pd.DataFrame(), [], [], planned, [], "")
-    rows = site.missing([shown], published=True)
-    assert rows and all(row["why"] == "loss is nan" for row in rows)
-    assert "scales=10M-mini" in rows[0]["command"]
 
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -182,6 +167,17 @@ def test_a_link_to_a_claim_opens_it(built: Path) -> None:
     command = [CHROMIUM, *flags, "--dump-dom", f"file://{built}/claims.html#claim-16"]
     html = subprocess.check_output(command, stderr=subprocess.PIPE, text=True, timeout=60)
     assert re.findall(r'<details class="claim" id="claim-(\d+)" open', html) == ["16"]
+
+
+def test_the_first_page_compares_pairs_that_chose_nothing_and_any_scale() -> None:
+    runs = load("books", "nearest").runs
+    own = runs[runs["scale"] == "30M"].assign(scale="1B", own_scale="1B")
+    settings = [Setting("books", "nearest"), Setting("mine")]
+    pairs = [overview.differences(each) for each in (runs, own)]
+    rows = overview.compared(settings, pairs, miniature=False)
+    shown = [(row["shown"].label, row["shown"].n, round(row["shown"].ours, 4)) for row in rows]
+    assert shown[:2] == [("10M", 28, -0.0363), ("30M", 3, 0.0065)]
+    assert shown[-1] == ("1B", 3, 0.0065) and rows[-1]["paper"] is None
 
 
 def test_seeds_that_a_variation_plans_are_not_further():

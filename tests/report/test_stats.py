@@ -3,7 +3,6 @@
 import math
 
 import numpy as np
-import pandas as pd
 import pytest
 import scipy.stats
 from conftest import refusal
@@ -19,13 +18,8 @@ def test_mean_has_the_t_interval_of_its_sample() -> None:
     assert (found.low, found.high) == pytest.approx(ends)
     assert (found.n, found.sd) == (4, pytest.approx(np.std(A, ddof=1)))
     assert found.p == pytest.approx(scipy.stats.ttest_1samp(A, 0).pvalue)
-
-
-def test_one_value_has_no_interval() -> None:
-    found = stats.mean([2.0])
-    assert (found.value, found.n) == (2.0, 1)
-    assert math.isnan(found.low) and math.isnan(found.sd)
-    assert math.isnan(stats.mean([]).value)
+    alone = stats.mean([2.0])
+    assert (alone.value, alone.n) == (2.0, 1) and math.isnan(alone.low)
 
 
 def test_welch_is_that_of_scipy() -> None:
@@ -75,21 +69,6 @@ def test_crossing_interpolates_and_takes_the_first() -> None:
     assert stats.crossing(tokens, np.array([4.0, 2.0, 3.0, 1.0]), 2.5) == pytest.approx(17.5)
     assert stats.crossing(tokens, np.array([2.0, 1.0, 1.0, 1.0]), 2.5) == 10
     assert stats.crossing(tokens, np.array([4.0, 3.0, 3.0, 3.0]), 2.5) is None
-
-
-def test_pooled_weighs_by_count() -> None:
-    rows = pd.DataFrame({"layer": [0, 0, 1], "value": [1.0, 4.0, 7.0], "count": [3, 1, 2]})
-    found = stats.pooled(rows, ["layer"])
-    assert found["value"].tolist() == pytest.approx([1.75, 7.0])
-    assert found["count"].tolist() == [4, 2]
-
-
-def test_power_fit_finds_an_exact_power() -> None:
-    x = [128, 256, 512, 1024]
-    found = stats.power_fit(x, [3 * value**1.5 for value in x])
-    assert (found.value, found.low, found.high, found.n) == pytest.approx((1.5, 1.5, 1.5, 4))
-    assert math.isnan(stats.power_fit(x[:2], [1.0, 2.0]).low)
-    assert stats.power_fit([64, 64], [1.0, 2.0]) is None
 
 
 def test_median_interval_is_of_order_statistics() -> None:

@@ -131,14 +131,11 @@ def test_a_column_that_the_table_lacks_is_refused(tmp_path, monkeypatch) -> None
     assert "42, loss, value" in refusal(lambda: cells("app-hybrid", records()))
 
 
-@pytest.mark.parametrize(
-    "line, told",
-    [("42,nll,value,about 1,nat/token", "no number"), ("42,nll,,1,nat/token", "empty")],
-)
-def test_a_wrong_line_of_the_papers_values_is_named(tmp_path, line: str, told: str) -> None:
+def test_a_wrong_line_of_the_papers_values_is_named(tmp_path) -> None:
+    line = "42,nll,value,about 1,nat/token"
     (tmp_path / "made.csv").write_text(f"{','.join(paper.HEADER)}\n{line}\n")
     message = refusal(lambda: paper.load("made", tmp_path))
-    assert told in message and "made.csv:" in message
+    assert "made.csv:2" in message and "no number" in message
 
 
 def wanted(variant: str, seed: int, status: str = "not run", reason: str = "") -> tuple:
@@ -151,18 +148,15 @@ PLAN = [wanted(variant, seed) for variant in ("mha", "full") for seed in SEEDS]
 
 def test_gaps_say_what_is_planned_and_why_it_is_not_there() -> None:
     found = cells("main-results", records(PLAN))
-    assert tuple(found.loc[("10M", "mha_nll", "mean"), ["status", "reason"]]) == (
-        "not run",
-        "no run of it is there",
-    )
+    mean = found.loc[("10M", "mha_nll", "mean")]
+    assert (mean["status"], mean["reason"]) == ("not run", "no run of it is there")
     assert found.loc[("30M", "delta", "value"), "reason"] == "30M is not part of this setting"
     failed = PLAN[:3] + [wanted("full", seed, "oom", "CUDA out of memory") for seed in SEEDS]
     found = cells("app-nll", records(failed))
     one = found.loc[("10M/43", "full", "value")]
     assert (one["status"], one["reason"]) == ("oom", "no run of it is there; CUDA out of memory")
     assert found.loc[("10M/43", "mha", "value"), "status"] == "not run"
-    pair = found.loc[("10M/43", "delta", "value")]
-    assert pair["status"] == "oom"
+    assert found.loc[("10M/43", "delta", "value"), "status"] == "oom"
 
 
 def test_a_mean_names_the_seeds_that_it_lacks_and_those_that_diverged() -> None:

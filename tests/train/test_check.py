@@ -1,6 +1,7 @@
 """The checks against FP64: what is right passes, what is broken on purpose is found and named."""
 
 import math
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from conftest import refusal
 from torch import Tensor
 from training import CPU, small_model
 
-from relation import check, records
+from relation import check, plan, records
 from relation.errors import RunError
 from relation.jobs import Check, Side
 from relation.ops import full_flow, full_relation, givens_mix, linear_relation
@@ -37,23 +38,11 @@ def side(variant: str, micro: int = 2, **backends: str) -> Side:
 
 
 def checked(*sides: Side, **changes) -> Check:
-    return Check(
-        **{
-            "campaign": "tests",
-            "variation": "base",
-            "backend": "tiled",
-            "linear": "chunked",
-            "shapes": ({"scale": "10M", "heads": 2, "length": 33, "width": 8},),
-            "draws": 16,
-            "gradients": sides,
-            "gradient_scales": ("10M",) * len(sides),
-            "gradient_draws": 16,
-            "precision": "fp32",
-            "compile": False,
-            "device": "cpu",
-            **changes,
-        }
-    )
+    """The tiny campaign's checks, of these sides and of an operator with masked tiles."""
+    shapes = ({"scale": "10M", "heads": 2, "length": 33, "width": 8},)
+    gradients = {"gradients": sides, "gradient_scales": ("10M",) * len(sides)}
+    tiny = plan.load({"campaign": "tiny"}).check
+    return replace(tiny, **{"shapes": shapes, **gradients, **changes})
 
 
 def test_backends_pass_every_check_of_the_operators(tmp_path: Path) -> None:

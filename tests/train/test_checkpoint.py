@@ -47,15 +47,7 @@ FOREIGN = {
     "an impossible model": {"model": json.dumps(FULL | {"heads": 3})},
     "another geometry": {"model": json.dumps(FULL | {"d_ff": 40})},
     "another layout": {"model": json.dumps(FULL | {"layout": "AAAA"})},
-    "a former option": {"model": json.dumps(FULL | {"retention_input": "residual"})},
 }
-
-
-def test_a_checkpoint_with_the_value_that_a_former_option_had_loads(tmp_path: Path) -> None:
-    path, former = tmp_path / "model.safetensors", {"givens_first_pairing": "A"}
-    metadata = {"model": json.dumps(FULL | former)}
-    save_file({n: p.detach() for n, p in toy().named_parameters()}, path, metadata=metadata)
-    assert asdict(load_model(path, CPU).config) == FULL
 
 
 @pytest.mark.parametrize("kind", FOREIGN)

@@ -85,12 +85,5 @@ def test_a_run_gives_the_golden_losses(data, tmp_path, variant, backends) -> Non
         assert [row[name] for row in found] == pytest.approx(pinned, rel=rel)
 
 
-def test_every_variant_has_a_golden_curve_of_its_own() -> None:
-    """Learning moves each, so that none is pinned by its first update alone."""
-    losses = {name: [row["loss"] for row in rows] for name, rows in golden().items()}
-    assert len({tuple(values) for values in losses.values()}) == len(losses) == len(VARIANTS)
-    assert all(len(set(values)) == len(values) == 8 for values in losses.values())
-
-
 if __name__ == "__main__":
     regenerate({} if "--all" in sys.argv else golden())

@@ -1,4 +1,4 @@
-"""One update: the schedule, the gradient over micro-batches, the optimiser, documents, graphs."""
+"""One update: the gradient over micro-batches, the optimiser, documents, graphs."""
 
 import os
 from itertools import pairwise
@@ -11,7 +11,7 @@ from training import CPU, small_model
 from relation.data.windows import IGNORED, TrainingWindows
 from relation.kernels.documents import Documents
 from relation.nn import Decoder, Execution
-from relation.train.step import UpdateStep, build_optimizer, wsd
+from relation.train.step import UpdateStep, build_optimizer
 
 # What PyTorch asks of whoever wants cuBLAS deterministic, before its first product.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -20,20 +20,6 @@ TOKENS = np.array([(7 * i * i + i // 3) % 61 for i in range(400)], dtype="<u2")
 ADAMW = {"betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1, "decay_embedding": True}
 
 Batches = list[tuple[torch.Tensor, torch.Tensor]]
-
-
-@pytest.mark.parametrize(
-    "before, after, factor",
-    [
-        (0, 25, 0.25),  # warm-up reads the tokens after the update
-        (25, 100, 1.0),
-        (800, 850, 1.0),  # decay reads the tokens before it
-        (850, 900, 0.75),
-        (999, 1000, 0.005),
-    ],
-)
-def test_wsd80_rises_holds_and_falls(before: int, after: int, factor: float) -> None:
-    assert wsd(before, after, budget=1000, warmup=100, plateau=0.8) == pytest.approx(factor)
 
 
 def toy(variant: str, dtype=torch.float32) -> Decoder:

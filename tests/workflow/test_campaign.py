@@ -64,9 +64,7 @@ def test_a_copied_or_touched_folder_and_edited_code_make_nothing_again(copy: Pat
     with (copy / "report/claims.py").open("a") as file:
         file.write("\n# An edit.\n")
     assert planned_jobs(copy, *TINY) == {"report": 1}
-
-
-def test_without_snakemakes_memory_nothing_is_trained_again(copy: Path) -> None:
+    # Nor is anything without Snakemake's memory, but what joins.
     shutil.rmtree(copy / ".snakemake")
     (copy / "results/tiny/data/sample-300/data.parquet").touch()
     assert not {"train", "prepare", "bench", "recall", "check"} & planned_jobs(copy, *TINY).keys()
@@ -95,13 +93,6 @@ def test_one_seed_is_asked_for_again(project: Path) -> None:
     target = f"results/tiny/runs/{RUN}/run.parquet"
     one = {"train": 1, "diagnose": 1, "length": 1, **AGAIN}
     assert planned_jobs(project, *TINY, "-R", target, "--", "all") == one
-
-
-def test_a_one_off_is_a_variation_of_that_name(project: Path) -> None:
-    vary = ("variants=full", "vary=learning_rate=2e-2")
-    output = snakemake(project, "--dry-run", *TINY, *vary).stdout
-    assert "runs/10M-mini/learning_rate=2e-2/full/42/run.parquet" in output
-    assert output.count("rule train:") == 1
 
 
 def test_what_is_shipped_is_not_made_again_and_is_in_the_report(copy: Path) -> None:

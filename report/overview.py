@@ -1,0 +1,150 @@
+"""The first page: is Relation better, at which cost, and the results that decide."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+
+from relation.variants import PAIRED
+from report import paper, stats
+from report.claims import Judged
+from report.data import Setting, bits_per_character
+from report.evidence import VERDICTS, Evidence, axis
+from report.paper import SCALES
+
+# What is shown of the tables: table, row by scale, column, format.
+HEADLINES = {
+    "Validation NLL, Relation − MHA, first pairs (nat/token)": "app-nll {}/mean delta +.4f",
+    "Tokens spared to MHA’s final loss (%)": "main-results {} token_reduction .1f",
+    "First layer’s Self flow (%)": "relation_internal {} l0_self.full .1f",
+    "FlashRelation / FlashAttention, tok/s": "efficient-relation {} matched.ratio .3f",
+    "FlashRelation / materialised, tok/s": "efficient-relation {} fixed.speedup .2f",
+}
+
+
+def differences(runs: pd.DataFrame) -> list[dict[str, Any]]:
+    """Relation − MHA by scale, from the pairs beyond the matrix where there are some.
+
+    runs: of a setting. A row has scale, own_scale, vocabulary, the difference as final_nll and bits
+    (Estimates in nat/token and bits/character), MHA's mean NLL, and the paper's difference, if any.
+    """
+    runs = runs.dropna(subset="final_nll")
+    runs, rows, names = runs.assign(bits=bits_per_character(runs)), [], ["final_nll", "bits"]
+    for (scale, own_scale), own in runs.groupby(["scale", "own_scale"], sort=False):
+        arms = own.set_index(["further", "seed"])
+        mha, full = (arms.loc[arms["variant"] == v, names] for v in PAIRED)
+        apart = (full - mha).dropna(subset="final_nll")
+        if apart.empty:
+            continue
+        further = apart.index.get_level_values("further")
+        apart = apart[further == further.max()]
+        row = {"scale": scale, "own_scale": own_scale, "vocabulary": own["vocabulary"].iloc[0]}
+        row |= {name: stats.mean(apart[name].dropna()) for name in names}
+        row["mha"] = mha["final_nll"][apart.index].mean()
+        rows.append(row | {"paper": paper.number("app-nll", f"{own_scale}/mean", "delta")})
+    return rows
+
+
+def place_of(scale: str) -> int:
+    """Where a scale stands among the paper's; others come last."""
+    return SCALES.index(scale) if scale in SCALES else len(SCALES)
+
+
+def compared(
+    settings: Sequence[Setting], of_settings: Sequence[list[dict]], miniature: bool
+) -> list[dict[str, Any]]:
+    """The rows of `differences` of each setting, scales together, and how each is shown.
+
+    Further keys: setting, its place; shown, as evidence; places, on the axis of all. miniature:
+    nothing is set against the paper.
+    """
+    rows = [row | {"setting": k} for k, found in enumerate(of_settings) for row in found]
+    rows.sort(key=lambda row: place_of(row["scale"]))
+    for row in rows:
+        label = row["own_scale" if miniature else "scale"]
+        known = {"label": label, "quantity": str(settings[row["setting"]]), "counted": "pairs"}
+        printed = None if miniature else row["paper"]
+        row["shown"] = Evidence.of(row["final_nll"], printed, **known)
+    place = axis([row["shown"] for row in rows])
+    return [row | {"places": place(row["shown"])} for row in rows]
+
+
+def answer(rows: Sequence[Evidence]) -> str:
+    """Where Relation's loss is surely below MHA's, or above it, and where that is open."""
+    sure = {
+        "lower": [row for row in rows if row.high is not None and row.high < 0],
+        "higher": [row for row in rows if row.low is not None and row.low > 0],
+    }
+    told = [
+        f"In {len(of)} of {len(rows)} comparisons Relation’s loss is {way}: "
+        + "; ".join(f"at {row.label}, {row.quantity}, {_by(row)}" for row in of)
+        for way, of in sure.items()
+        if of
+    ]
+    left = len(rows) - sum(map(len, sure.values()))
+    told += [f"In {left} of {len(rows)} comparisons no difference is established"] if left else []
+    return ". ".join([*told, ""]).strip()
+
+
+def _by(row: Evidence) -> str:
+    ends = (f"{abs(end):.4f}" for end in sorted((row.low, row.high), key=abs))
+    return f"by {abs(row.ours):.4f} nat/token (95% {' to '.join(ends)}, {row.n} pairs)"
+
+
+def cost(cells: pd.DataFrame) -> str:
+    """Relation's throughput beside attention's and its further parameters, by scale; "" for none.
+
+    Of the first setting that has them.
+    """
+    key = ["table", "column", "row"]
+    there = cells[(cells["status"] == "ok") & cells["row"].isin(SCALES)].drop_duplicates(key)
+    there = there.assign(scale=there["scale"].fillna(there["row"])).set_index(["column", "scale"])
+
+    def told(values: pd.Series, form: str, unit: str) -> str:
+        numbers = ", ".join(format(value, form) for value in values)
+        return f"{numbers} {unit} at {', '.join(values.index)}"
+
+    speeds, parts = there[there["table"] == "efficient-relation"], []
+    other = speeds["text"].reindex(["peers.name"], level="column").unique()
+    for column, names in (("matched.ratio", ["FlashAttention"]), ("peers.other_ratio", other)):
+        if column in speeds.index and len(names) == 1:
+            ratios = speeds.loc[column, "value"]
+            parts.append(told(ratios, ".2f", f"times the tokens/s of {names[0]}"))
+    parts = [f"Training steps with FlashRelation: {'; '.join(parts)}."] if parts else []
+    counts = there[there["table"] == "app-configs"]["value"].unstack("column")
+    if {"params.full", "params.mha"} <= set(counts):
+        more = (counts["params.full"] - counts["params.mha"]).dropna()
+        parts.append(told(more, ".0f", "more parameters") + ".")
+    return " ".join(parts)
+
+
+def tally(judged: Sequence[Judged]) -> list[tuple[str, int, int]]:
+    """Each verdict with how many claims have it, and how many of these are not established."""
+    counts = Counter(one.verdict for one in judged)
+    unsure = Counter(one.verdict for one in judged if one.not_established)
+    return [(name, counts[name], unsure[name]) for name in VERDICTS]
+
+
+def headlines(
+    cells: pd.DataFrame, settings: Sequence[Setting], miniature: bool
+) -> list[dict[str, Any]]:
+    """The results that decide, by scale: the paper's value and each setting's with its interval.
+
+    miniature: scales by their own names, as nothing is set against the paper.
+    """
+    main = cells[cells["statistic"] != "sd"]
+    index = main.set_index(["setting", "table", "row", "column"]).to_dict("index")
+    groups = []
+    for title, (label, row, column, form) in ((k, v.split()) for k, v in HEADLINES.items()):
+        rows = []
+        for scale in SCALES:
+            ours = [index.get((s.name, label, row.format(scale), column)) for s in settings]
+            there = [one for one in ours if one]
+            if any(one["value"] == one["value"] for one in there):
+                printed = (there[0]["paper"] or "—").replace("-", "−")
+                own = there[0]["scale"] if miniature else scale
+                rows.append({"scale": own, "paper": printed, "ours": ours})
+        if rows:
+            groups.append({"title": title, "table": label, "form": form, "rows": rows})
+    return groups

@@ -1,0 +1,109 @@
+"""What the paper leaves open: the settings of campaign `readings`, on the page Study."""
+
+import json
+import math
+from pathlib import Path
+
+import pandas as pd
+from matplotlib.ticker import PercentFormatter
+
+from relation import plan
+from report import paper, stats
+from report.figures import style
+from report.figures.style import COLOUR, INK, MUTED, grid, plot, save
+
+# Columns of the table after what is changed and the number of pairs: title and format.
+SHOWN = {
+    "mha": ("MHA", "{:.4f}"),
+    "full": ("Relation", "{:.4f}"),
+    "apart": ("Relation − MHA", "{:+.4f}"),
+    "self0": ("L0 Self flow", "{:.1%}"),
+    "diagonal0": ("L0 MHA diagonal", "{:.1%}"),
+    "rank0": ("L0 rank, Relation / MHA", "{:.2f}"),
+    "self1": ("L1 Self flow", "{:.1%}"),
+    "lambda0": ("λ of L0", "{:.2f}"),
+    "rho": ("ρ", "{:.2f}"),
+}
+# Panels of the figure: column, label, the paper's value.
+CURVES = (
+    ("apart", "Relation − MHA (nat/token)", ("app-nll", "10M/mean", "delta")),
+    ("self0", "Self flow of the first layer", ("relation_internal", "10M", "l0_self.full")),
+)
+
+
+def rho(specification: str) -> float:
+    """What a token's embedding weighs at the start against what the first mixer would add.
+
+    ρ = multiplier × σ_E / (d σ_I σ_O): the RMS of the embedding over that of W_O W_I x for a
+    normalised x, which the mixer adds where all flow stays with the token.
+    """
+    model = json.loads(specification)["model"]
+    width = model["d_model"]
+    own = model.get("init_std", 0.02)
+    matrix = (3 * width) ** -0.5 if model.get("linear_init") == "torch" else own
+    divided = math.sqrt(2 * len(model["layout"])) if model.get("scale_residual_init") else 1.0
+    embedding = (model.get("embedding_std") or own) * (model.get("embedding_multiplier") or 1.0)
+    return embedding * divided / (width * matrix * matrix)
+
+
+def values(frames: dict[str, pd.DataFrame]) -> pd.DataFrame:
+    """A row a setting and seed that has a pair: losses, and the flow of its first layers.
+
+    frames: of campaign `readings`, as relation.records.load has them.
+    """
+    runs, probes, key = frames["runs"], frames["probes"], ["variation", "seed"]
+    nll = runs.pivot_table("final_nll", key, "variant")[["mha", "full"]].dropna()
+    layers = stats.pooled(frames["flow"], [*key, "variant", "metric", "layer"])
+    layers = layers.pivot_table("value", key, ["variant", "metric", "layer"])
+    full = runs[runs["variant"] == "full"].drop_duplicates(key).set_index(key)
+    lam = probes.query("metric == 'lambda' and layer == 0 and variant == 'full'")
+    found = nll.assign(
+        apart=nll["full"] - nll["mha"],
+        self0=layers["full", "self_flow", 0],
+        self1=layers["full", "self_flow", 1],
+        diagonal0=layers["mha", "self_flow", 0],
+        rank_full=layers["full", "effective_rank", 0],
+        rank_mha=layers["mha", "effective_rank", 0],
+        lambda0=lam.sort_values("update").groupby(key)["value"].last(),
+        rho=full["specification"].map(rho),
+    )
+    return found.assign(rank0=found["rank_full"] / found["rank_mha"]).reset_index()
+
+
+def draw(found: pd.DataFrame, folder: Path) -> pd.DataFrame:
+    """The table of all settings; readings.svg and anchor.svg go to `folder`. found: `values`."""
+    known = plan.load({"campaign": "readings"}).variations
+    groups = found.groupby("variation")
+    mean = groups.mean(numeric_only=True).sort_values("apart")
+    changed = [known.get(name, {}).get("title", name) for name in mean.index]
+    scaled = mean.index.str.startswith("scaled")
+    table = pd.DataFrame({"changed": changed})
+    table["W_O, W_down"] = ["divided by sqrt(2L)" if each else "as the others" for each in scaled]
+    table["pairs"] = groups.size()[mean.index].astype(str).to_numpy()
+    for column, (name, form) in SHOWN.items():
+        table[name] = [form.format(value).replace("-", "−") for value in mean[column]]
+
+    figure, axes = grid(1, 2, 0.17 * len(mean) + 0.6, sharey=True)
+    places = {name: -place for place, name in enumerate(mean.index)}
+    colours = [COLOUR["mha" if each else "full"] for each in scaled]
+    for here, (column, label, printed) in zip(axes[0], CURVES, strict=True):
+        style.sideways(here, changed)
+        here.plot(found[column], found["variation"].map(places), ".", color=MUTED, alpha=0.6)
+        here.scatter(mean[column], places.values(), color=colours, zorder=3)
+        here.axvline(paper.number(*printed), color=INK, linewidth=0.7, linestyle=style.DASHES)
+        here.set(xlabel=label, ylim=(0.7 - len(mean), 0.7))
+    axes[0, 0].axvline(0, color=INK, linewidth=0.7)
+    axes[0, 1].xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    save(figure, folder / "readings.svg")
+
+    figure, here = plot(2.8)
+    divided = found["variation"].str.startswith("scaled")
+    for own, arm, name in (
+        (found[~divided], "full", "W_O and W_down as every matrix"),
+        (found[divided], "mha", "divided by sqrt(2L)"),
+    ):
+        here.plot(own["rho"], own["self0"], "o", color=COLOUR[arm], label=name)
+    here.set(xscale="log", xlabel="ρ", ylabel="L0 Self flow")
+    here.legend()
+    save(figure, folder / "anchor.svg")
+    return table

@@ -1,0 +1,44 @@
+"""The examples of docs/library.md and docs/quickstart.ipynb run, one after the other, on a CPU."""
+
+import json
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+transformers = pytest.importorskip("transformers")
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+
+
+def run(script: Path, blocks: list[str], **given: Path) -> dict:
+    """The names that the blocks of code leave."""
+    script.write_text("\n".join(blocks))
+    return runpy.run_path(str(script), init_globals=given)
+
+
+def test_those_of_the_librarys_page(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    config = transformers.LlamaConfig(vocab_size=256, **sizes, **heads)
+    names = {"folder": "own", "llama_folder": "llama", "saved": "saved"}
+    given = {name: tmp_path / each for name, each in names.items()}
+    transformers.LlamaForCausalLM(config).save_pretrained(given["llama_folder"])
+    page = (ROOT / "docs/library.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```", page, re.S | re.M)
+    found = run(tmp_path / "examples.py", blocks, **given)
+    assert found["logits"].shape == (2, 32, 256) and found["y"].shape == (2, 4, 32, 16)
+    assert len(found["ids"]) == 20 and found["llama"].model.layers[0].self_attn.lam.requires_grad
+
+
+def test_the_quickstarts_cells(tmp_path: Path) -> None:
+    """Each holds itself to what it says, by its own asserts."""
+    notebook = json.loads((ROOT / "docs/quickstart.ipynb").read_text(encoding="utf-8"))
+    cells = [cell["source"] for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    run(tmp_path / "quickstart.py", ["".join(source) for source in cells])
