@@ -11,7 +11,8 @@ _HOMES = (_HERE.with_suffix(""), _HERE.parents[1] / "kernels")
 __path__ = [str(next(home for home in _HOMES if home.is_dir()))]
 __spec__.submodule_search_locations = __path__
 
-from relation.kernels.flash_relation import flash_relation, why_unavailable  # noqa: E402
+from relation.kernels.available import why_unavailable  # noqa: E402
+from relation.kernels.flash_relation import flash_relation  # noqa: E402
 from relation.kernels.linear_relation import linear_relation  # noqa: E402
 
 __all__ = ["flash_relation", "linear_relation", "why_unavailable"]

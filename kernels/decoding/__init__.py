@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from relation.errors import InputError
+from relation.kernels.available import DTYPES, NARROWEST, WIDEST, why_unavailable
 from relation.kernels.checks import check_device
-from relation.kernels.flash_relation import DTYPES, NARROWEST, WIDEST, why_unavailable
 
 ADD, GATE = "add", "gate"
 # CUDA refuses more than 65,535 pieces of a history, of 128 tokens each (`PIECE` in mixers.py).

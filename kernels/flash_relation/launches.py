@@ -14,8 +14,6 @@ PASSES = ("forward", "repair", "p1", "p2_info")
 GLUON_PASSES = ("forward", "p1", "p2_info")
 # Rows and columns of their tiles of scores: four warps of 16 rows.
 GLUON_BLOCK = 64
-# Architectures without entries of their own take sm_120's, which need the least shared memory.
-CONSERVATIVE = "sm_120"
 
 
 @dataclass(frozen=True)
@@ -127,7 +125,7 @@ def select_launches(device: torch.device, element_size: int, head_dim: int) -> L
     """The entry for a device, bytes an element and head width, 16 to 128."""
     if device.type == "cpu":
         return INTERPRETED
-    entries = load_launches().get(architecture(device), load_launches()[CONSERVATIVE])
+    entries = load_launches()[architecture(device)]
     return next(e for e in entries if e.bits == 8 * element_size and e.widest >= head_dim)
 
 

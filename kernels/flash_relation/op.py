@@ -6,21 +6,13 @@ it, because Inductor cannot pass on a cap on registers. Eager PyTorch would spen
 operator's dispatch than on its launches, so it calls the forward through an autograd function.
 """
 
-import functools
-import importlib.util
-import os
-
 import torch
 from torch import Tensor
 from torch.library import custom_op
 
 from relation.errors import InputError
-from relation.kernels.checks import check_device, check_floating, check_groups, check_tau
+from relation.kernels.available import check_operator, is_eager
 from relation.kernels.documents import Documents
-
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-NARROWEST, WIDEST = 16, 128
-OLDEST_CAPABILITY = (8, 0)
 
 
 def flash_relation(
@@ -48,85 +40,18 @@ def flash_relation(
     Raises InputError for other shapes, dtypes, mixed devices or tau <= 0, and on a device for
     which `why_unavailable` has a reason.
     """
-    _check_inputs(p1, p2, info, lam, tau)
+    check_operator("flash_relation", p1, p2, info, tau, lam=lam)
+    if lam.dtype != torch.float32 or tuple(lam.shape) not in ((), (1,)):
+        dtype = str(lam.dtype).removeprefix("torch.")
+        raise InputError(
+            f"lam has shape {tuple(lam.shape)} and dtype {dtype}; give one float32 number"
+        )
     starts = ends = None
     if documents is not None:
         documents.check(p1)
         starts, ends = documents.starts, documents.ends
     run = _EagerRelation.apply if is_eager(p1, p2, info, lam) else relation_forward
     return run(p1, p2, info, lam, float(tau), transport_self, starts, ends)[0]
-
-
-_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, type(None)))
-
-
-def is_eager(*tensors: Tensor | None) -> bool:
-    """Whether plain tensors are computed with now, and not traced, transformed or wrapped."""
-    return not torch.compiler.is_compiling() and _PLAIN.issuperset(map(type, tensors))
-
-
-def why_unavailable(device: torch.device | str) -> str | None:
-    """The reason why FlashRelation cannot run on `device`, or None where it can."""
-    device = torch.device(device)
-    if not _has_triton():
-        return "Triton is not installed; install triton"
-    if device.type == "cpu":
-        if os.environ.get("TRITON_INTERPRET") == "1":
-            return None
-        return "on a CPU it runs only in Triton's interpreter; set TRITON_INTERPRET=1 before Python"
-    if device.type != "cuda" or torch.version.hip is not None:
-        return f"it needs an NVIDIA GPU, and this device is {device}"
-    return _why_gpu_unavailable(device.index)
-
-
-# What torch.compiler.assume_constant_result sets. Calling that imports torch._dynamo, which takes
-# every process two seconds.
-why_unavailable._dynamo_marked_constant = True
-
-
-@functools.cache  # every eager call asks, and looking takes as long as a launch
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
-
-
-@functools.cache
-def _why_gpu_unavailable(index: int | None) -> str | None:
-    if not torch.cuda.is_available():
-        return "PyTorch finds no usable CUDA device"
-    capability = torch.cuda.get_device_capability(index)
-    if capability < OLDEST_CAPABILITY:
-        have, need = (".".join(map(str, c)) for c in (capability, OLDEST_CAPABILITY))
-        return f"it needs compute capability {need} or newer, and this device has {have}"
-    return None
-
-
-def _check_inputs(p1: Tensor, p2: Tensor, info: Tensor, lam: Tensor, tau: float) -> None:
-    check_floating(lam=lam)
-    check_groups(p1=p1, p2=p2, info=info)
-    check_device(p1, lam)
-    check_tau(tau)
-    if not NARROWEST <= p1.shape[-1] <= WIDEST:
-        raise InputError(
-            f"the head width is {p1.shape[-1]}; flash_relation takes {NARROWEST} to {WIDEST}"
-        )
-    if p1.dtype not in DTYPES:
-        raise InputError(
-            f"p1, p2 and info are {str(p1.dtype).removeprefix('torch.')}; give bfloat16, float16 or"
-            " float32"
-        )
-    if lam.dtype != torch.float32 or tuple(lam.shape) not in ((), (1,)):
-        raise InputError(
-            f"lam has shape {tuple(lam.shape)} and dtype {str(lam.dtype).removeprefix('torch.')};"
-            " give one float32 number"
-        )
-    if p1.device.type == "cpu" and p1.dtype == torch.bfloat16:
-        raise InputError(
-            "Triton's interpreter multiplies the bit patterns of bfloat16; on a CPU give all"
-            " in float16 or float32"
-        )
-    reason = why_unavailable(p1.device)
-    if reason is not None:
-        raise InputError(f"flash_relation cannot run on {p1.device}: {reason}")
 
 
 def _forward(

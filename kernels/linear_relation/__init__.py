@@ -1,12 +1,10 @@
 """Linear Relation in chunks: exact, linear in T, with the state in and out (Section 5.2)."""
 
-import torch
 from torch import Tensor
 
 from relation.errors import InputError
-from relation.kernels.checks import check_device, check_floating, check_groups, check_tau
+from relation.kernels.available import check_operator, is_eager
 from relation.kernels.documents import Documents, forget_at_starts
-from relation.kernels.flash_relation import DTYPES, NARROWEST, WIDEST, is_eager, why_unavailable
 
 
 def linear_relation(
@@ -48,15 +46,8 @@ def linear_relation(
 
 def _check_inputs(p1, p2, info, log_retention, state, tau) -> None:
     given = {"log_retention": log_retention} | ({} if state is None else {"state": state})
-    check_floating(**given)
-    check_groups(p1=p1, p2=p2, info=info)
-    check_device(p1, *given.values())
-    check_tau(tau)
+    check_operator("linear_relation", p1, p2, info, tau, **given)
     B, H, _, D = p1.shape
-    if not NARROWEST <= D <= WIDEST:
-        raise InputError(f"the head width is {D}; linear_relation takes {NARROWEST} to {WIDEST}")
-    if p1.dtype not in DTYPES:
-        raise InputError(f"p1, p2 and info are {p1.dtype}; give bfloat16, float16 or float32")
     wanted = {
         "log_retention": (p1.shape, "float32 or bfloat16"),
         "state": ((B, H, D, D), "float32"),
@@ -66,11 +57,3 @@ def _check_inputs(p1, p2, info, log_retention, state, tau) -> None:
         if x.shape != shape or dtype not in dtypes.split(" or "):
             found = f"dtype {dtype}" if x.shape == shape else f"shape {tuple(x.shape)}"
             raise InputError(f"{name} has {found}; give {tuple(shape)} in {dtypes}")
-    if p1.device.type == "cpu" and p1.dtype == torch.bfloat16:
-        raise InputError(
-            "Triton's interpreter multiplies the bit patterns of bfloat16; on a CPU give p1, p2"
-            " and info in float16 or float32"
-        )
-    reason = why_unavailable(p1.device)
-    if reason is not None:
-        raise InputError(f"linear_relation cannot run on {p1.device}: {reason}")

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend
 
 from relation.errors import InputError, check_among
-from relation.kernels import flash_relation, why_unavailable
-from relation.kernels.flash_relation import DTYPES, NARROWEST, WIDEST
+from relation.kernels import flash_relation
+from relation.kernels.available import DTYPES, NARROWEST, WIDEST, why_unavailable
 from relation.kernels.linear_relation import linear_relation as fused_linear_relation
 from relation.ops.attention import causal_attention, fused_attention
 from relation.ops.flex import flex_relation

@@ -7,8 +7,8 @@ from torch import Tensor
 from torch.library import define, impl, register_fake
 
 from relation.errors import InputError
+from relation.kernels.available import is_eager, why_unavailable
 from relation.kernels.checks import check_states
-from relation.kernels.flash_relation import is_eager, why_unavailable
 
 # Cosines and sines are an operator of their own: torch.compile would otherwise compute them anew in
 # the kernel that multiplies by them, for each of B x H x T x D numbers. Not by `custom_op`, whose

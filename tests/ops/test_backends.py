@@ -101,7 +101,7 @@ def test_scores_past_the_range_of_fp16_are_right(kind, operator, autocast):
 
 
 BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
-KERNELS = importlib.import_module("relation.kernels.flash_relation.op")
+KERNELS = importlib.import_module("relation.kernels.available")
 # "bare" has no Triton.
 CAPABILITIES = {"cuda": (9, 0), "bare": (9, 0), "turing": (7, 5), "pascal": (6, 1), "rocm": (9, 4)}
 
