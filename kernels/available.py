@@ -59,7 +59,7 @@ def _why_gpu_unavailable(index: int | None) -> str | None:
 def check_operator(
     name: str, p1: Tensor, p2: Tensor, info: Tensor, tau: float, **others: Tensor
 ) -> None:
-    """Raise InputError unless an operator's kernels can run on its arguments.
+    """Raise InputError unless an operator's kernels take its arguments.
 
     p1, p2 and info as `check_groups` has them; others: floating tensors on the same device.
     """
@@ -72,6 +72,10 @@ def check_operator(
     if p1.dtype not in DTYPES:
         dtype = str(p1.dtype).removeprefix("torch.")
         raise InputError(f"p1, p2 and info are {dtype}; give bfloat16, float16 or float32")
+
+
+def check_runs(name: str, p1: Tensor) -> None:
+    """Raise InputError unless an operator's kernels run where p1 lies; asked last."""
     if p1.device.type == "cpu" and p1.dtype == torch.bfloat16:
         raise InputError(
             "Triton's interpreter multiplies the bit patterns of bfloat16; on a CPU give p1, p2"

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.library import custom_op
 
 from relation.errors import InputError
-from relation.kernels.available import check_operator, is_eager
+from relation.kernels.available import check_operator, check_runs, is_eager
 from relation.kernels.documents import Documents
 
 
@@ -46,6 +46,7 @@ def flash_relation(
         raise InputError(
             f"lam has shape {tuple(lam.shape)} and dtype {dtype}; give one float32 number"
         )
+    check_runs("flash_relation", p1)
     starts = ends = None
     if documents is not None:
         documents.check(p1)

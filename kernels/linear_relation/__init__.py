@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from relation.errors import InputError
-from relation.kernels.available import check_operator, is_eager
+from relation.kernels.available import check_operator, check_runs, is_eager
 from relation.kernels.documents import Documents, forget_at_starts
 
 
@@ -57,3 +57,4 @@ def _check_inputs(p1, p2, info, log_retention, state, tau) -> None:
         if x.shape != shape or dtype not in dtypes.split(" or "):
             found = f"dtype {dtype}" if x.shape == shape else f"shape {tuple(x.shape)}"
             raise InputError(f"{name} has {found}; give {tuple(shape)} in {dtypes}")
+    check_runs("linear_relation", p1)
