@@ -27,6 +27,8 @@ Options = argparse.Namespace
 def _campaign(options: Options) -> Campaign:
     """The campaign that --config and the choices name; books, for a report of what is shipped."""
     if getattr(options, "published", False):
+        if options.choices or options.config != CONFIG:
+            raise InputError("--published takes no choices: it shows what is shipped")
         return load({"campaign": "books"})
     choices = {}
     for choice in options.choices:

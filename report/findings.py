@@ -59,9 +59,10 @@ def variants(runs: pd.DataFrame) -> None:
         common = wide.dropna()
         told = ", ".join(f"{name} {mean:.4f}" for name, mean in common.mean().items())
         print(f"{'/'.join(key)}, {len(common)} seeds that all have: {told}")
-        for variant in wide:
-            for under in {"full", "mha"} & set(wide) - {variant}:
-                less(f"{'/'.join(key)}: {variant} - {under}", wide[variant] - wide[under])
+        for under in ("mha", "full"):
+            for variant in wide if under in wide else ():
+                if variant != "mha" and variant != under:
+                    less(f"{'/'.join(key)}: {variant} - {under}", wide[variant] - wide[under])
 
 
 def settings_apart(runs: pd.DataFrame, flow: pd.DataFrame) -> None:

@@ -43,9 +43,9 @@ RUN = ["scale", "variation", "variant", "seed"]
 class Section:
     """A part of the page: a table as a frame of text, and whether it has a figure, <name>.svg.
 
-    templates/study_texts.html.j2 has its title, its paragraph and the figure's caption; a column
-    "" of the table holds the differences that are drawn there; summary: a sentence for the first
-    page.
+    templates/study_texts.html.j2 has its title, its paragraph, the note below its table and the
+    figure's caption; a column "" of the table holds the differences that are drawn there; summary:
+    a sentence for this page and the first.
     """
 
     name: str
@@ -179,12 +179,15 @@ def tuned_alike(runs: pd.DataFrame) -> str:
     if verdicts:
         return f"Each variant at its own learning rate, on a larger corpus: {'; '.join(verdicts)}."
     best = at_best(runs)
+    seeds = searched(runs).groupby(["variant", "learning_rate"])["seed"].nunique().unstack()
+    best = best[best["variant"].isin(seeds.index[(seeds > 1).all(axis=1)])]  # others' are open
     means = best.groupby("variant")["nll"].mean().sort_values().index
     lowest = [next((name for name in means if of_kind(name, kind)), "") for kind in PAIRED[::-1]]
     pairs = dict.fromkeys([PAIRED[::-1], tuple(lowest)])
     found = "; ".join(told(*pair, one) for pair in pairs if (one := apart(best, *pair)))
     return found and (
-        f"Each variant at the best of the learning rates tried, 10M on a larger corpus: {found}. "
+        "Of the variants whose learning rates have all run, each at its best, 10M on a larger "
+        f"corpus: {found}. "
         "The same runs chose the rates; fresh seeds have not run."
     )
 

@@ -113,7 +113,10 @@ def draw(
         ("uniforms", uniforms, (rounds, B), torch.float64),
         ("ids", ids, (B,), torch.int64),
         *([] if temperature is None else [("temperature", temperature, (1,), torch.float64)]),
-        *((name, x, (B,), kind) for (name, kind), x in zip(kinds, counts or (), strict=False)),
+        *(
+            (name, x, (B,), kind)
+            for (name, kind), x in zip(kinds, counts or (), strict=counts is not None)
+        ),
     )
     place, lengths, active = (ids, ids, ids) if counts is None else counts
     block = triton.next_power_of_2(V) if V <= _WHOLE else _PART

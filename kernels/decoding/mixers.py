@@ -201,7 +201,7 @@ def history_token(
         *(("history", x, state, kind) for x in history),
         *(("a RoPE table", x, table, one) for x in tables),
         ("lengths", lengths, (B,), torch.int32),
-        *([] if lam is None else [("lam", lam, tuple(lam.shape), one)]),
+        *([] if lam is None else [("lam", lam.reshape(-1), (1,), one)]),
     )
     pieces = triton.cdiv(capacity, PIECE)
     tops = projected.new_empty(B * H, pieces, 2, dtype=torch.float32)

@@ -138,8 +138,8 @@ def _scan_head(
     DTYPE: gl.constexpr = p1[0].dtype
     S: gl.constexpr = products(BLOCK)
     HALF_SCALE: gl.constexpr = 0.5 * SCALE
-    # H's products begin before U's are waited for, while registers last. At 80 columns they do not
-    # hold the factors of the step before as well, and ptxas would serialise every product (C7512).
+    # H's products begin before U's are waited for, while registers last. Above 64 columns they do
+    # not hold the factors of the step before as well: at 80 ptxas would serialise all (C7512).
     H_FIRST: gl.constexpr = WIDE + REST <= 64
     # Tiles whose rows all see the block need no mask, where registers last for a loop of their own.
     SPLIT: gl.constexpr = documents is not None and REST == 0

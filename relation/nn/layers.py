@@ -20,7 +20,6 @@ from relation.nn.model import (
     retention_start,
 )
 from relation.nn.norms import Normed, is_bare
-from relation.ops.attention import check_documents
 from relation.ops.rope import rope_angles
 from relation.variants import FULL, LINEAR, MIXERS, ModelConfig, check_type
 
@@ -81,7 +80,6 @@ class _Layer(nn.Module):
         fit or the backend does not take.
         """
         self._check(x)
-        check_documents(documents, x[:, None])
         if cache is not None and not isinstance(cache, self._cache):
             raise InputError(
                 f"the cache is a {type(cache).__name__} and {type(self).__name__} takes a "

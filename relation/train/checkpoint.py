@@ -59,8 +59,8 @@ def _readable(path: Path) -> Iterator[None]:
     except (OSError, *_DAMAGE) as error:
         reason = " ".join(str(error).split("\n\t")[:2])  # PyTorch lists every tensor
         raise InputError(
-            f"{path} is no complete checkpoint ({reason}); if snakemake made it, "
-            "delete it and run snakemake again"
+            f"{path} is no complete checkpoint of this version ({reason}); if snakemake made it, "
+            "move it away and run snakemake again"
         ) from None
 
 

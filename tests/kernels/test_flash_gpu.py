@@ -1,5 +1,7 @@
 """FlashRelation's compiled kernels against Full Relation's definition in float64, on a GPU."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from exactness import (
@@ -22,6 +24,25 @@ from relation.kernels.documents import Documents
 # Of launches.toml's entries for Hopper with passes in Gluon.
 GLUON_WIDTHS = (48, 64, 80, 96, 128)
 
+# Where the documents of three rows of 700 tokens end: short ones, long ones and one of one token.
+ENDS = [[1, 2, 65, 128, 300, 301, 700], [700], [64, 400, 700]]
+
+
+def in_documents(ends: list[list[int]]) -> tuple[Documents, Callable]:
+    """Documents that end there, row by row, and the definition of each by itself."""
+    t = torch.arange(ends[0][-1])
+    ids = [torch.bucketize(t, torch.tensor(row), right=True) for row in ends]
+
+    def alone(p1, p2, info, lam, documents, **options):
+        rows = []
+        for b, row in enumerate(ends):
+            cuts = [slice(a, e) for a, e in zip([0, *row], row, strict=False)]
+            parts = [[x[b : b + 1, :, cut] for x in (p1, p2, info)] for cut in cuts]
+            rows.append(torch.cat([definition(*part, lam, **options) for part in parts], 2))
+        return torch.cat(rows)
+
+    return Documents.of(torch.stack(ids).cuda()), alone
+
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -34,12 +55,14 @@ class TestOnDevice:
             batch = max(1, 128 // length)
             assert_exact(draw(length, (batch, 3, length, width), dtype, "cuda"))
 
-    @pytest.mark.parametrize("width", [48, 64, 80, 128])
+    @pytest.mark.parametrize("width", GLUON_WIDTHS)
     def test_rows_whose_sums_grow_too_large_are_repaired(self, width):
         p1, *others = draw(9, (2, 3, 2100, width), torch.bfloat16, "cuda")
         p1[0, :, 40:60] *= 30
         p1[1, 1, 1500:] *= 12
         assert_exact((p1, *others))
+        documents, alone = in_documents([[50, 1300, 2100], [2100]])
+        assert_exact((p1, *others), truth=alone, documents=documents)
 
     @pytest.mark.parametrize("dtype", SLACK)
     def test_scores_of_a_thousand_stay_finite(self, dtype):
@@ -53,6 +76,9 @@ class TestOnDevice:
     @pytest.mark.parametrize("transport_self", [True, False])
     def test_dlam(self, dtype, transport_self):
         assert_dlam_exact((2, 3, 127, 64), dtype, "cuda", transport_self=transport_self)
+        documents, alone = in_documents([[50, 51, 127], [127]])
+        options = {"truth": alone, "documents": documents, "transport_self": transport_self}
+        assert_dlam_exact((2, 3, 127, 64), dtype, "cuda", **options)
 
     @pytest.mark.parametrize("dtype", SLACK)
     @pytest.mark.parametrize("width", GLUON_WIDTHS)
@@ -63,7 +89,7 @@ class TestOnDevice:
             assert_exact((8 * p1, p2, info, dy, torch.full_like(lam, correction)), tau=0.7)
         assert_exact((p1.mT.contiguous().mT, p2.contiguous(), info[:1, :1].expand_as(p1), dy, lam))
 
-    @pytest.mark.parametrize("width", [48, 64, 80, 128])
+    @pytest.mark.parametrize("width", GLUON_WIDTHS)
     @pytest.mark.parametrize("shared", [1, 2])
     def test_heads_that_share(self, width, shared):
         for length in (65, 1000):
@@ -72,27 +98,13 @@ class TestOnDevice:
     @pytest.mark.parametrize("dtype", SLACK)
     @pytest.mark.parametrize("width", [48, 60, 64, 80, 96, 128])
     def test_documents(self, width, dtype):
-        """Against the definition of each document by itself; short, long and of one token."""
-        length = 700
-        ends = [[1, 2, 65, 128, 300, 301, length], [length], [64, 400, length]]
-        ids = torch.stack([torch.bucketize(torch.arange(length), torch.tensor(x), right=True)
-                           for x in ends])  # fmt: skip
-        documents = Documents.of(ids.cuda())
-
-        def alone(p1, p2, info, lam, documents, **options):
-            rows = []
-            for b, row in enumerate(ends):
-                cuts = [slice(a, e) for a, e in zip([0, *row], row, strict=False)]
-                parts = [[x[b : b + 1, :, cut] for x in (p1, p2, info)] for cut in cuts]
-                rows.append(torch.cat([definition(*part, lam, **options) for part in parts], 2))
-            return torch.cat(rows)
-
-        inputs = draw(11, (3, 4, length, width), dtype, "cuda")
+        documents, alone = in_documents(ENDS)
+        inputs = draw(11, (3, 4, 700, width), dtype, "cuda")
         assert_exact(inputs, truth=alone, documents=documents)
         shared = sharing(inputs, 2)
         assert_exact(shared, truth=alone, documents=documents, transport_self=False)
 
-    @pytest.mark.parametrize("width", [48, 64, 80])
+    @pytest.mark.parametrize("width", GLUON_WIDTHS)
     def test_heads_in_several_groups(self, monkeypatch, width):
         from relation.kernels.flash_relation import launches
 
@@ -101,7 +113,7 @@ class TestOnDevice:
         assert launches.grid(inputs[0], 64)[2] > 1
         assert_exact(inputs)
 
-    @pytest.mark.parametrize("width", [48, 60, 64, 80])
+    @pytest.mark.parametrize("width", [60, *GLUON_WIDTHS])
     def test_an_expanded_gradient_is_copied(self, width):
         p1, p2, info, dy, lam = draw(3, (2, 3, 300, width), torch.bfloat16, "cuda")
         assert_exact((p1, p2, info, dy[:1, :1, :1].expand_as(p1), lam))
@@ -138,6 +150,10 @@ class TestOnDevice:
             inputs = draw(length, (3, 6, length, width), torch.bfloat16, "cuda")
             assert_exact(inputs)
             assert_exact(sharing(inputs, 2), transport_self=False)
+        documents, alone = in_documents(ENDS)
+        inputs = draw(12, (3, 6, 700, width), torch.bfloat16, "cuda")
+        assert_exact(inputs, truth=alone, documents=documents)
+        assert_exact(sharing(inputs, 2), truth=alone, documents=documents, transport_self=False)
         # More blocks than an H200 has programs.
         assert_exact(draw(6, (1, 14, 2048, width), torch.bfloat16, "cuda"))
 

@@ -145,7 +145,7 @@ NEW = partial(FullRelation, D, HEADS)
         (lambda: LinearRelation(D, HEADS, backend="tiled"), "no backend 'tiled'"),
         (lambda: FullRelation(D, HEADS, "2"), "kv_heads is '2'; give int or None"),
         (lambda: NEW()(X[:, :0]), "at least 1"),
-        (lambda: NEW()(X, X, X), "documents are a Tensor; "),
+        (lambda: NEW()(X, X), "documents are a Tensor; "),
         (lambda: NEW()(X, Documents.padded(torch.ones(1, 3))), "(1, 3) and the states"),
         (lambda: NEW()(X, cache=LinearRelation(D, HEADS).new_cache()), "is a LinearState and Full"),
         (lambda: NEW()(X[0]), f"takes (B, T, {D})"),
