@@ -22,7 +22,7 @@ published: setup
 	@echo "Report: results/published/report/index.html"
 
 site: published
-	$(RUN) sphinx-build --quiet docs site
+	$(RUN) sphinx-build --quiet -W --keep-going -c docs . site
 	rm -rf site/report && cp -r results/published/report site/report
 	@echo "Serve it: python3 -m http.server --directory site"
 

@@ -1,18 +1,47 @@
-"""The documentation as `make site` builds it: README, docs/ and the API reference."""
+"""The site as `make site` builds it: README, docs/, the other pages and the API reference."""
 
 project = "Relation"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.viewcode"]
+# Sources are the repository's own pages, so that every link between them and to files is checked.
+root_doc = "README"
+PAGES = [
+    "docs/replication",
+    "docs/preregistration",
+    "docs/methods",
+    "docs/campaigns",
+    "docs/library",
+    "docs/extending",
+    "docs/development",
+    "relation/ops/README",
+    "kernels/README",
+    "kernels/**",
+    "results/README",
+    "docs/api",
+    "CHANGELOG",
+]
+include_patterns = [f"{page}.md" for page in ("README", *PAGES)] + ["docs/api/*.rst"]
+html_additional_pages = {"index": "home.html"}  # leads to README
 html_theme = "furo"
 html_title = "Relation"
 templates_path = ["_templates"]  # report.html: a link to the report, which `make site` adds
 _FURO = ("brand", "search", "scroll-start", "navigation", "scroll-end")
 html_sidebars = {"**": [f"sidebar/{part}.html" for part in _FURO]}
 html_sidebars["**"].insert(3, "report.html")
-exclude_patterns = ["figures", "_templates"]
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
-# Links to folders and source files of the repository; docstrings are plain text.
-suppress_warnings = ["myst.xref_missing", "docutils", "image.not_readable"]
+suppress_warnings = ["docutils", "image.not_readable"]  # docstrings are plain text
 autodoc_member_order = "bysource"
 autodoc_default_options = {"members": True, "show-inheritance": True}
 autodoc_typehints = "signature"
+
+
+def setup(app):
+    """README has no list of pages for GitHub to show; here it is the sidebar's."""
+    pages = "\n".join(PAGES)
+    listed = f"\n\n```{{toctree}}\n:hidden:\n:glob:\n\n{pages}\n```\n"
+
+    def add_list(_, name, text):
+        if name == root_doc:
+            text[0] += listed
+
+    app.connect("source-read", add_list)
