@@ -272,6 +272,10 @@ def _plan(campaign: Campaign, options: Options) -> None:
     print(f"Training takes some {_told(sum(hours.values()))} of one {unit} at expected speeds.")
     size = f"{disk:,.1f} GiB" if disk >= 1 else f"{disk * 1024:,.0f} MiB"
     print(f"Checkpoints take {size} of disk.")
+    others = [x.name for x in runs if (campaign.folder / f"runs/{x.name}/run.parquet").exists()]
+    if others:
+        print(f"These runs take the place of {len(others)} finished of another text or other keys:")
+        print(*(f"  {name}" for name in others[:3]), *["  ..."] * (len(others) > 3), sep="\n")
     for run in runs if options.runs else ():
         print(run.name, run.hash)
 

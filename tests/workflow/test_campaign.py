@@ -128,6 +128,8 @@ def test_texts_of_the_users_own_are_read_or_refused_before_the_first_job(copy: P
     (row,) = records.read(copy / target, "runs").to_dict("records")
     own = plan.load({"campaign": "tiny"}).run(RUN)
     assert row["corpus"] == "text.txt" and row["hash"] != own.hash
+    told = run_module(copy, "relation", "plan", *TINY[1:]).stdout
+    assert f"the place of 1 finished of another text or other keys:\n  {RUN}" in told
 
 
 def test_a_killed_campaign_goes_on(copy: Path) -> None:
