@@ -257,7 +257,8 @@ def _plan(campaign: Campaign, options: Options) -> None:
     shipped = [run for run in campaign.runs if run.hash in done]
     print(f"{len(campaign.runs)} runs are chosen; {len(shipped)} of them are shipped.")
     if lacking := campaign.unmeasured(records.published_hashes):
-        print(f"{len(lacking)} of these have no flow or lengths, each because {WHY_UNMEASURED}.")
+        kinds = " or ".join(sorted({kind for each in lacking.values() for kind in each}))
+        print(f"{len(lacking)} of these have no {kinds}, each because {WHY_UNMEASURED}.")
     if not todo:
         return print("Nothing is to be made but the report.")
     names = {"runs": "train", "flow": "diagnose", "data": "prepare"}
@@ -291,7 +292,8 @@ def _status(campaign: Campaign, options: Options) -> None:
         said = _last_line(campaign.folder / "logs" / "train" / f"{run.name}.log", run.hash)
         if run.hash in shipped:
             state = "shipped"
-            said = f"no flow or lengths: {WHY_UNMEASURED}" if run in unmeasured else ""
+            lacks = " or ".join(unmeasured.get(run.name, ()))
+            said = f"no {lacks}: {WHY_UNMEASURED}" if lacks else ""
         elif records.is_made(record, "runs", run.hash):
             nll = records.read(record, "runs")["final_nll"].iloc[0]
             state, said = "done", f"final NLL {nll:.4f} nat/token"

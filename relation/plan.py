@@ -52,7 +52,7 @@ class Setting:
 
     @property
     def name(self) -> str:
-        """As books/nearest or books/nearest@100M28pc."""
+        """As books/nearest, or with @100M28pc behind it where the scales are not the paper's."""
         of_paper = self.scales is None or set(self.scales) == set(PAPER_SCALES)
         return f"{self.campaign}/{self.variation}{'' if of_paper else '@' + ','.join(self.scales)}"
 
@@ -182,11 +182,13 @@ class Campaign:
             found |= {f"check/{n}.parquet": self.check.hash for n in ("operators", "gradients")}
         return {f"data/{name}/data.parquet": self.data[name].hash for name in used} | found
 
-    def unmeasured(self, shipped: Callable[[str, str], Collection[str]]) -> list[Run]:
-        """The shipped runs whose flow or lengths are planned and not shipped."""
+    def unmeasured(self, shipped: Callable[[str, str], Collection[str]]) -> dict[str, list[str]]:
+        """Of shipped runs, by name: which of flow and lengths are planned and not shipped."""
         done = {kind: shipped(kind, self.name) for kind in ("runs", "flow", "lengths")}
         runs = [run for run in self.runs if self.published and run.hash in done["runs"]]
-        return [r for r in runs if any(h not in done[k] for k, h in self.measured(r).items())]
+        lacks = {run.name: self.measured(run).items() for run in runs}
+        lacks = {name: [k for k, h in made if h not in done[k]] for name, made in lacks.items()}
+        return {name: kinds for name, kinds in lacks.items() if kinds}
 
     def hashes(self) -> set[str]:
         """The hash of every specification of the whole campaign."""
