@@ -179,6 +179,11 @@ def title(variant: str) -> str:
     return VARIANTS[variant].title if variant in VARIANTS else variant
 
 
+def counted(count: int, noun: str) -> str:
+    """A count with its noun: 1 seed, 4 seeds."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 OUTSIDE = "is not part of this setting"
 KIND_NAMES = {"runs": "run", "flow": "diagnosed checkpoint", "models": "model"}
 
@@ -199,7 +204,7 @@ def gap(
         return "not run", f"no {name} of {what} is part of this setting"
     lacking = [row for row in rows if row.status != "ok"]
     if not lacking:
-        return "no counterpart", f"the records of its {len(rows)} {name}s do not hold it"
+        return "no counterpart", f"the records of its {counted(len(rows), name)} do not hold it"
     seeds: dict[str, list[str]] = {}
     for row in lacking:
         seeds.setdefault(title(row.variant), []).append(str(row.seed))

@@ -112,7 +112,8 @@ def cost(cells: pd.DataFrame) -> str:
             ratios = speeds.loc[column, "value"]
             parts.append(told(ratios, ".2f", f"times the tokens/s of {names[0]}"))
     parts = [f"Training steps with FlashRelation: {'; '.join(parts)}."] if parts else []
-    counts = there[there["table"] == "app-configs"]["value"].unstack("column")
+    counts = there.loc[there["table"] == "app-configs", "value"]
+    counts = counts.unstack("column").reindex(counts.index.unique("scale"))
     if {"params.full", "params.mha"} <= set(counts):
         more = (counts["params.full"] - counts["params.mha"]).dropna()
         parts.append(told(more, ".0f", "more parameters") + ".")

@@ -96,14 +96,26 @@ def draw(found: pd.DataFrame, folder: Path) -> pd.DataFrame:
     axes[0, 1].xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     save(figure, folder / "readings.svg")
 
-    figure, here = plot(2.8)
+    figure, here = plot(3.2)
     divided = found["variation"].str.startswith("scaled")
-    for own, arm, name in (
-        (found[~divided], "full", "W_O and W_down as every matrix"),
-        (found[divided], "mha", "divided by sqrt(2L)"),
-    ):
-        here.plot(own["rho"], own["self0"], "o", color=COLOUR[arm], label=name)
-    here.set(xscale="log", xlabel="ρ", ylabel="L0 Self flow")
-    here.legend()
+    # ρ tells anchors at the paper's learning rate and on whole books.
+    rate, short = (found["variation"].str.contains(each) for each in ("lr-", "short"))
+    marks = (
+        ("the paper’s learning rate", ~rate & ~short, {"marker": "o"}),
+        ("another learning rate", rate, {"marker": "o", "markerfacecolor": "none"}),
+        ("books cut short", short, {"marker": "x"}),
+    )
+    arms = (("W_O, W_down as the rest", False, "full"), ("divided by sqrt(2L)", True, "mha"))
+    for told, of, mark in marks:
+        here.plot([], [], color=MUTED, linestyle="none", label=told, **mark)
+        for _, scaled, arm in arms:
+            own = found[(divided == scaled) & of]
+            here.plot(own["rho"], own["self0"], color=COLOUR[arm], linestyle="none", **mark)
+    for told, _, arm in arms:
+        here.plot([], [], "s", color=COLOUR[arm], label=told)
+    here.axhline(0.2, color=MUTED, linewidth=0.7, linestyle=style.DASHES)
+    here.set(xscale="log", xlabel="ρ", ylabel="Self flow of the first layer")
+    here.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    figure.legend(loc="outside upper left", ncols=2)
     save(figure, folder / "anchor.svg")
     return table

@@ -32,7 +32,7 @@ SIGNS = {
     "chose the setting": ("○", "open"),
     "not tested": ("–", "open"),
 }
-KINDS = {"runs": "training runs", "flow": "diagnosed checkpoints", "lengths": "long texts"}
+KINDS = {"runs": "training run", "flow": "diagnosed checkpoint", "lengths": "long text"}
 # The files of benchmarks and checks below a campaign's folder.
 FILES = dict.fromkeys(("steps", "complexity", "decode"), "bench/{kind}/{scale}.parquet")
 FILES |= {"checks": "check/operators.parquet", "gradients": "check/gradients.parquet"}
@@ -123,7 +123,7 @@ def _section(of: study.Section) -> dict[str, Any]:
         rows = {k: Evidence.of(each) for k, each in table[""].items() if each is not None}
         place = axis(list(rows.values()), study.MARGIN)
         table = table.assign(**{"": [place(rows[k]) if k in rows else None for k in table.index]})
-    return {"name": of.name, "table": table, "figure": of.figure, "summary": of.summary}
+    return {**vars(of), "table": table}
 
 
 def _shown(setting: Setting, campaign: plan.Campaign, out: Path, published: bool) -> Shown:
@@ -214,8 +214,10 @@ def missing(found: Sequence[Shown], published: bool) -> list[dict[str, Any]]:
                 choice |= {"seeds": group["seed"].unique(), "variants": group["variant"].unique()}
             at = f" at {scale}" if scale else ""
             again = published and kind != "runs"  # checkpoints are not shipped
+            count = len(group)
+            told = data.counted(count, KINDS[kind]) if kind in KINDS else f"{count} of {kind}"
             row = {
-                "what": f"{each.setting}: {len(group)} {KINDS.get(kind, f'of {kind}')}{at}",
+                "what": f"{each.setting}: {told}{at}",
                 "names": ", ".join(dict.fromkeys(group["variant"])),
                 "why": "; ".join(dict.fromkeys(filter(None, group["reason"]))),
                 "command": command(each.setting, published, again, **choice),

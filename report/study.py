@@ -8,7 +8,7 @@ the runs that compare arms; so do `long` and `small-updates`.
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +19,7 @@ from relation import plan, records
 from relation.errors import InputError
 from relation.variants import ARMS, PAIRED
 from report import data, overview, readings, stats
-from report.data import bits_per_character, title
+from report.data import bits_per_character, counted, title
 from report.figures import style
 from report.figures.style import COLOUR, INK, MUTED, Bar, forest, grid, plot, save, signed
 
@@ -27,6 +27,8 @@ MARGIN = 0.01  # nat/token, within which two arms count as equivalent
 EVERY_ARM = 216  # all arms have the fresh seeds below, the primary ones further ones
 DIVERGED = 0.5  # nat/token above the median of an arm at a rate
 TUNED = "tuned"
+LESS, RATES_OPEN = "− MHA", "rates open"
+SPEEDS = ("tokens/s, MHA’s = 1", "GPU minutes")
 BITS, UNRECORDED, UNMEASURED = "bits/character", "not recorded", "not measured"
 # Where the primary comparisons are made too, without a verdict: scale, variation, name.
 ELSEWHERE = (
@@ -45,13 +47,16 @@ class Section:
 
     templates/study_texts.html.j2 has its title, its paragraph, the note below its table and the
     figure's caption; a column "" of the table holds the differences that are drawn there; summary:
-    a sentence for this page and the first.
+    a sentence for this page and the first; progress: how much of it has run; open: what of the
+    table is open, and why.
     """
 
     name: str
     table: pd.DataFrame | None = None
     figure: bool = False
     summary: str = ""
+    progress: str = ""
+    open: str = ""
 
 
 def sections(published: Path, folder: Path) -> list[Section]:
@@ -61,7 +66,7 @@ def sections(published: Path, folder: Path) -> list[Section]:
     runs, probes = ended(fair["runs"], fair["probes"]), fair["probes"]
     with style.styled():
         found = [
-            arms(runs, probes, pd.concat([fair["steps"], books["steps"]])),
+            progressed(arms(runs, probes, pd.concat([fair["steps"], books["steps"]])), runs),
             comparisons(runs),
             *elsewhere(runs),
             head_start(runs, probes, folder),
@@ -72,6 +77,14 @@ def sections(published: Path, folder: Path) -> list[Section]:
             table = readings.draw(readings.values(tried), folder)
             found += [Section("readings", table, figure=True), Section("anchor", figure=True)]
     return [section for section in found if section is not None]
+
+
+def progressed(section: Section | None, runs: pd.DataFrame) -> Section | None:
+    """A section that also says how many of the runs that `fair` plans are there."""
+    planned = {run.hash for run in plan.load({"campaign": "fair"}).planned}
+    there = len(planned.intersection(runs["hash"]))
+    told = f"Of the {len(planned)} runs that campaign `fair` plans, {there} are here."
+    return section and replace(section, progress=told)
 
 
 def minus(over: str, under: str) -> str:
@@ -120,7 +133,7 @@ def answer(root: Path, fair: pd.DataFrame, folder: Path) -> Section | None:
     for name, of_setting in (runs | {"Tuned alike": own}).items():
         for row in overview.differences(of_setting):
             n, place = row["final_nll"].n, overview.place_of(row["scale"])
-            label = f"{row['scale']}: {name}, {n} pair{'s' if n > 1 else ''}"
+            label = f"{row['scale']}: {name}, {counted(n, 'pair')}"
             bars.append((place, Bar(label, row["final_nll"], printed=row["paper"])))
     if not bars:
         return None
@@ -148,6 +161,13 @@ def at_best(runs: pd.DataFrame) -> pd.DataFrame:
     return search[(means == lowest) & np.isfinite(lowest)]
 
 
+def whole(runs: pd.DataFrame) -> set[str]:
+    """The arms whose learning rates have all run, on two seeds or more."""
+    search = searched(runs)
+    seeds = search.groupby(["variant", "learning_rate"])["seed"].nunique().unstack()
+    return set(seeds.index[(seeds > 1).all(axis=1)])
+
+
 def of_kind(variant: str, kind: str) -> bool:
     """Whether an arm is one of attention (mha) or of Relation (full); the control is neither."""
     return variant.startswith(kind) and variant != "mha-self"
@@ -168,7 +188,8 @@ def tuned_alike(runs: pd.DataFrame) -> str:
     """What the fair comparison says in a sentence: its verdicts or, before them, its search."""
 
     def told(over: str, under: str, found: Apart) -> str:
-        return f"{minus(over, under)}: {signed(found.welch)} over {len(found.seeds)} seeds"
+        seeds = counted(len(found.seeds), "seed")
+        return f"{minus(over, under)}: {signed(found.welch)} over {seeds}"
 
     there = compared(runs).query("family == 'primary'").itertuples()
     verdicts = [
@@ -179,8 +200,7 @@ def tuned_alike(runs: pd.DataFrame) -> str:
     if verdicts:
         return f"Each variant at its own learning rate, on a larger corpus: {'; '.join(verdicts)}."
     best = at_best(runs)
-    seeds = searched(runs).groupby(["variant", "learning_rate"])["seed"].nunique().unstack()
-    best = best[best["variant"].isin(seeds.index[(seeds > 1).all(axis=1)])]  # others' are open
+    best = best[best["variant"].isin(whole(runs))]
     means = best.groupby("variant")["nll"].mean().sort_values().index
     lowest = [next((name for name in means if of_kind(name, kind)), "") for kind in PAIRED[::-1]]
     pairs = dict.fromkeys([PAIRED[::-1], tuple(lowest)])
@@ -252,7 +272,7 @@ def arms(runs: pd.DataFrame, probes: pd.DataFrame, steps: pd.DataFrame) -> Secti
     fresh = len(own) > 0
     own = own if fresh else at_best(runs)
     less = table.drop_duplicates("over").set_index("over")["found"].to_dict()
-    curves, rows, drawn = validation(probes, own), [], []
+    curves, complete, rows, drawn = validation(probes, own), whole(runs), [], []
     for variant, arm in own.groupby("variant"):
         if arm["learning_rate"].nunique() > 1:
             raise InputError(f"the fresh runs of {variant} have several learning rates")
@@ -263,19 +283,36 @@ def arms(runs: pd.DataFrame, probes: pd.DataFrame, steps: pd.DataFrame) -> Secti
         if rate is not None:
             minutes = f"{reached / rate / 60:.1f}" if reached else "not reached"
         found = less.get(variant)
-        known = {"less MHA": signed(found.welch) if found else ""}
+        known = {}
         if not fresh:
             best, *_ = best_rate(searched(runs).query("variant == @variant"))
-            known["fitted rate"] = f"{best:.3g}" if best else "open"
-        rows.append(summary(arm, known) | {"tokens/s, MHA’s = 1": speed, "GPU minutes": minutes})
+            named = "open" if variant in complete else RATES_OPEN
+            known["fitted rate"] = f"{best:.3g}" if best else named
+        row = summary(arm, known | beside(own, found))
+        rows.append(row | {"tokens/s, MHA’s = 1": speed, "GPU minutes": minutes})
         drawn.append(found.welch if found else None)
     if not rows:
         return None
     shown = recorded(rows)
-    if "less MHA" in shown:
-        shown.insert(shown.columns.get_loc("less MHA") + 1, "", drawn)
-    name = "arms" if fresh else "search"
-    return Section(name, shown.sort_values("NLL"), summary=tuned_alike(runs))
+    if LESS in shown:
+        shown.insert(shown.columns.get_loc("common seeds") + 1, "", drawn)
+    shown = shown.sort_values("NLL")
+    if fresh:
+        return Section("arms", shown, summary=tuned_alike(runs))
+    # What a few runs at few rates show is no rank, and speeds that most lack compare nothing.
+    shown = shown.sort_values("fitted rate", key=lambda rates: rates == RATES_OPEN, kind="stable")
+    gone = [name for name in SPEEDS if name in shown and (shown[name] == UNMEASURED).any()]
+    shown = shown.drop(columns=["diverged", *gone])  # no best rate has a divergence
+    return Section("search", shown, summary=tuned_alike(runs))
+
+
+def beside(own: pd.DataFrame, found: Apart | None) -> dict[str, str]:
+    """An arm less MHA as a table tells it: of how many common seeds, and MHA's NLL on these."""
+    if found is None:
+        return {LESS: "", "common seeds": "", "MHA on\u00a0these": ""}
+    mha = own[(own["variant"] == "mha") & own["seed"].isin(found.seeds)]["nll"].mean()
+    seeds = str(len(found.seeds))
+    return {LESS: signed(found.welch), "common seeds": seeds, "MHA on\u00a0these": f"{mha:.4f}"}
 
 
 def summary(arm: pd.DataFrame, known: dict[str, str] | None = None) -> dict[str, str]:
@@ -413,11 +450,12 @@ def rates(runs: pd.DataFrame, folder: Path) -> list[Section]:
 def _rates(runs: pd.DataFrame, name: str, folder: Path) -> Section:
     """Means by rate and the fitted minimum; a panel of the figure for what is added to an arm."""
     tried = sorted(runs["learning_rate"].unique())
-    means, rows, lost = {}, [], runs[runs["diverged"]]
+    means, single, rows, lost, left = {}, {}, [], runs[runs["diverged"]], {}
     for variant in (variant for variant in ARMS if variant in set(runs["variant"])):
         own = runs[runs["variant"] == variant]
         by_rate = own.groupby("learning_rate")
         stopped = by_rate["diverged"].sum()
+        single[variant] = (by_rate.size() == 1).reindex(tried, fill_value=False).to_numpy()
         # No mean of those that survived; a rate that was not tried breaks the line.
         means[variant] = by_rate["final_nll"].mean().where(stopped == 0).reindex(tried)
         best, reason, _ = best_rate(own)
@@ -427,7 +465,9 @@ def _rates(runs: pd.DataFrame, name: str, folder: Path) -> Section:
             row[f"{rate:.3g}"] = (
                 f"{gone} diverged" if gone else "—" if mean != mean else f"{mean:.4f}"
             )
-        rows.append(row | {"best rate": f"{best:.3g}" if best else f"open: {reason}"})
+        rows.append(row | {"best rate": f"{best:.3g}" if best else "open"})
+        if not best:
+            left.setdefault(reason, []).append(title(variant))
     added = list(dict.fromkeys(variant.partition("-")[2] for variant in means))
     high, shared = math.ceil(len(added) / 2), {"sharex": True, "sharey": True}
     figure, axes = grid(high, min(2, len(added)), 1.6 * high + 0.5, style.NARROW, **shared)
@@ -441,8 +481,13 @@ def _rates(runs: pd.DataFrame, name: str, folder: Path) -> Section:
         for family in ("mha", "full"):
             variant, look = f"{family}-{what}".rstrip("-"), {"color": COLOUR[family]}
             ends = runs[(runs["variant"] == variant) & ~runs["diverged"]]
+            ends = ends[ends.duplicated("learning_rate", keep=False)]  # one run is its own mean
             here.plot(ends["learning_rate"], ends["final_nll"], ".", alpha=0.4, **look)
-            here.plot(tried, means.get(variant, [math.nan] * len(tried)), "o-", **look)
+            if variant in means:
+                mean, alone = means[variant], single[variant]
+                here.plot(tried, mean, "-", **look)
+                here.plot(tried, mean.where(~alone), "o", **look)
+                here.plot(tried, mean.where(alone), "o", markerfacecolor=style.PAPER, **look)
             for rate in lost.loc[lost["variant"] == variant, "learning_rate"]:
                 here.plot(rate, 0.97, "x", transform=here.get_xaxis_transform(), **look)
         here.set_xticks(tried, [f"{1e3 * rate:.3g}" for rate in tried])
@@ -450,7 +495,8 @@ def _rates(runs: pd.DataFrame, name: str, folder: Path) -> Section:
     figure.supxlabel("learning rate (10⁻³)", fontsize=8)
     figure.supylabel("final validation NLL (nat/token)", fontsize=8)
     save(figure, folder / f"{name}.svg")
-    return Section(name, pd.DataFrame(rows), figure=True)
+    told = " ".join(f"Open, {reason}: {'; '.join(names)}." for reason, names in left.items())
+    return Section(name, pd.DataFrame(rows), figure=True, open=told)
 
 
 def best_rate(runs: pd.DataFrame) -> tuple[float | None, str, float]:

@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from report import paper, stats
-from report.data import Records, title
+from report.data import Records, counted, title
 from report.figures import style
 from report.figures.style import COLOUR, NAME, PAIR, drawing, paired, panels
 
@@ -75,8 +75,8 @@ def _pair_losses(here: Axes, logs: dict[str, pd.DataFrame], seed: int, window: f
         here.plot(crossing, target, "o", **look)
         note = f"{crossing / curves['full'][0][-1] - 1:+.1%} tokens"
     style.beside(
-        here, (0.03, target), f"seed {seed}: {note}", xycoords=here.get_yaxis_transform(),
-        xytext=(0, 3), va="bottom",
+        here, (1, 1), f"seed {seed}: {note}", xycoords="axes fraction", xytext=(-3, -3), va="top",
+        ha="right",
     )  # fmt: skip
     style.counts(here.xaxis)
 
@@ -125,7 +125,7 @@ def pairs(runs: pd.DataFrame, records: Records) -> Figure:
             here.plot([place] * len(wide), wide[variant], "o", color=COLOUR[variant], zorder=3)
         found = stats.mean(wide["full"] - wide["mha"])
         ends = "" if np.isnan(found.low) else f"\n95% {found.low:+.4f} to {found.high:+.4f}"
-        here.set_title(f"{scale}, {len(wide)} pairs: {found.value:+.4f}{ends}")
+        here.set_title(f"{scale}, {counted(len(wide), 'pair')}: {found.value:+.4f}{ends}")
         here.set_xlim(-0.25, 1.25)
         here.set_xticks([0, 1], [NAME[v] for v in PAIR])
     return figure

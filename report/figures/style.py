@@ -19,7 +19,7 @@ from report.data import Records
 from report.stats import Estimate
 
 MHA, RELATION, LINEAR, MATERIALISED = "#0072B2", "#D55E00", "#009E73", "#CC79A7"  # Okabe and Ito
-INK, MUTED, HAIR = "#1b1c1e", "#62656a", "#d9d9d4"
+INK, MUTED, HAIR, PAPER = "#1b1c1e", "#62656a", "#d9d9d4", "#fcfcfa"
 COLOUR = {
     "mha": MHA,
     "full": RELATION,
@@ -42,7 +42,8 @@ DASHES = (0, (4, 3))
 # Browsers set the text in the page's type; the style sheet's DejaVu Sans only reserves the room.
 _PAGE_TYPE = 'Inter, -apple-system, "Segoe UI", "Helvetica Neue", "Noto Sans", sans-serif'
 # An SVG is an image of its own, so it carries its own dark scheme.
-_DARK = {INK: "#e4e4e0", MUTED: "#9da0a6", HAIR: "#35373c", MHA.lower(): "#4aa3df"}
+_DARK = {INK: "#e4e4e0", MUTED: "#9da0a6", HAIR: "#35373c", PAPER: "#141518"}
+_DARK[MHA.lower()] = "#4aa3df"
 
 
 @dataclass(frozen=True)
@@ -231,9 +232,7 @@ def forest(bars: Sequence[Bar], label: str) -> Figure:
 
 
 def pair_names(axes: Axes) -> None:
-    """MHA and Relation in their colours at the upper right of a panel."""
-    for position, variant in enumerate(PAIR):
-        axes.text(
-            0.97, 0.9 - 0.12 * position, NAME[variant], transform=axes.transAxes, ha="right",
-            color=COLOUR[variant],
-        )  # fmt: skip
+    """MHA and Relation in their colours above a panel, at the right of its title."""
+    for variant, left in zip(PAIR, (-44, 0), strict=True):
+        look = {"color": COLOUR[variant], "fontsize": 8, "va": "baseline", "ha": "right"}
+        beside(axes, (1, 1), NAME[variant], xycoords="axes fraction", xytext=(left, 4), **look)

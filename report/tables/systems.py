@@ -81,6 +81,7 @@ def conditions(rows: pd.DataFrame, precision: Sequence[str]) -> Cells:
     """What the rows of a table were measured on and under, in words, in the row "setting"."""
     clock, limit = rows["sm_clock_least"].min(), rows["sm_clock_limit"].max()
     told: dict[str, Iterable[object]] = {
+        "measured": made(rows),
         "device": rows["device"],
         "precision": [name.upper() for name in precision if len(rows)],
         "driver": rows["driver"],
@@ -95,6 +96,14 @@ def conditions(rows: pd.DataFrame, precision: Sequence[str]) -> Cells:
         text = "; ".join(dict.fromkeys(str(each) for each in texts if pd.notna(each)))
         if text:
             yield cell("setting", column, text=text, of=rows)
+
+
+def made(rows: pd.DataFrame) -> Iterator[str]:
+    """Each day of measurements with their commits; + for a tree with changes."""
+    rows = rows[rows["created"].notna()].sort_values("created")
+    for day, of in rows.groupby(rows["created"].str[:10]):
+        commits = (f"{each[:7]}{'+' if '+' in each else ''}" for each in of["commit"].unique())
+        yield f"{day} at {', '.join(commits)}"
 
 
 def _disturbed(rows: pd.DataFrame) -> Iterator[str]:

@@ -158,6 +158,27 @@ def test_the_first_page_says_where_relation_is_surely_better() -> None:
     assert "10M, One" in told and "In 2 of 3 comparisons no difference is established." in told
 
 
+def test_costs_stand_in_the_order_of_the_scales() -> None:
+    cells = pd.DataFrame(
+        [
+            ("app-configs", column, scale, f"{scale}-mini", "ok", value, "")
+            for scale, more in (("10M", 15), ("30M", 20), ("100M", 30))
+            for column, value in (("params.mha", 100.0), ("params.full", 100.0 + more))
+        ],
+        columns=["table", "column", "row", "scale", "status", "value", "text"],
+    )
+    assert "15, 20, 30 more parameters at 10M-mini, 30M-mini, 100M-mini" in overview.cost(cells)
+
+
+def test_one_missing_run_is_told_in_the_singular() -> None:
+    planned = pd.DataFrame(
+        [("runs", "10M", "mha", 42, False, "10M", "not run", "")], columns=data.PLANNED
+    )
+    shown = site.Shown(Setting("tiny"), True, pd.DataFrame(), [], [], [], planned, [], "")
+    (row,) = site.missing([shown], published=False)
+    assert row["what"] == "tiny/base: 1 training run at 10M"
+
+
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 
 

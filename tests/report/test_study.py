@@ -180,8 +180,31 @@ def test_before_fresh_seeds_the_runs_that_chose_the_rates_are_compared():
     assert section.name == "search" and list(table["runs"]) == ["4", "4", "4"]
     assert table.loc["MHA", ["rate", "fitted rate"]].tolist() == ["0.001", "0.001"]
     assert table.loc["Full Relation", "rate"] in ("0.000707", "0.00141")
-    assert table.loc["Full Relation, output gate", "less MHA"].startswith("−0.0500 (−0.0522")
+    assert table.loc["Full Relation, output gate", "− MHA"].startswith("−0.0500 (−0.0522")
     assert "Full Relation, output gate − MHA: −0.0500" in section.summary
+
+
+def test_an_arm_whose_rates_are_open_is_no_winner_and_its_difference_tells_its_seeds(tmp_path):
+    runs = fair_runs(0, **{"mha": 0, "full": -0.002, "mha-gate": -0.5})
+    runs = runs[runs["variation"].str.startswith("rate")]
+    late = runs["variant"].eq("mha-gate") & runs["seed"].gt(142)
+    runs = study.ended(runs[~late].assign(hash="unplanned"), no_probes())
+    runs["nll"] += 0.001 * (runs["seed"] - 142)
+    section = study.progressed(study.arms(runs, no_probes(), no_steps()), runs)
+    assert list(section.table["variant"]) == ["Full Relation", "MHA", "MHA, output gate"]
+    assert "diverged" not in section.table and "GPU minutes" not in section.table
+    table = section.table.set_index("variant").loc["MHA, output gate"]
+    assert table["fitted rate"] == study.RATES_OPEN
+    assert table[["− MHA", "common seeds", "MHA on\u00a0these"]].tolist() == [
+        "−0.5000", "1", "3.3000"
+    ]  # fmt: skip
+    assert section.table.set_index("variant").loc["MHA", "NLL"].startswith("3.3015")
+    assert section.progress.endswith("0 are here.")
+    (rates,) = study.rates(runs, tmp_path)
+    assert rates.open == "Open, 5 of 10 runs: MHA, output gate."
+    assert rates.table.set_index("variant")["best rate"].to_dict() == {
+        "MHA": "0.001", "MHA, output gate": "open", "Full Relation": "0.001"
+    }  # fmt: skip
 
 
 def test_an_arm_has_its_speed_and_the_time_to_mhas_loss_or_says_why_not():

@@ -285,6 +285,18 @@ def test_a_ratio_is_taken_round_by_round() -> None:
     assert found.loc[("10M", "fixed.flash", "value"), "status"] == "not run"
     assert found.loc[("setting", "device", "value"), "text"] == "NVIDIA H200"
     assert found.loc[("setting", "sides", "value"), "text"] == "mha, full on flash"
+    assert ("setting", "measured", "value") not in found.index
+
+
+def test_the_conditions_say_when_and_at_which_commit_each_side_was_measured() -> None:
+    old, new = "59f6757" + 33 * "0", "a1b2c3d" + 33 * "0" + "+changes"
+    steps = [
+        side("full", "full", [110.0], created="2026-11-27T10:00:00", commit=new),
+        side("mha", "mha", [100.0], created="2026-11-22T10:00:00", commit=old),
+    ]
+    found = cells("efficient-relation", records(steps=steps))
+    told = found.loc[("setting", "measured", "value"), "text"]
+    assert told == "2026-11-22 at 59f6757; 2026-11-27 at a1b2c3d+"
 
 
 def test_memory_that_ran_out_keeps_its_settings_and_says_so() -> None:
