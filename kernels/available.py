@@ -56,7 +56,7 @@ def _why_gpu_unavailable(index: int | None) -> str | None:
     return None
 
 
-def check_operator(
+def check_arguments(
     name: str, p1: Tensor, p2: Tensor, info: Tensor, tau: float, **others: Tensor
 ) -> None:
     """Raise InputError unless an operator's kernels take its arguments.
@@ -74,7 +74,7 @@ def check_operator(
         raise InputError(f"p1, p2 and info are {dtype}; give bfloat16, float16 or float32")
 
 
-def check_runs(name: str, p1: Tensor) -> None:
+def check_available(name: str, p1: Tensor) -> None:
     """Raise InputError unless an operator's kernels run where p1 lies; asked last."""
     if p1.device.type == "cpu" and p1.dtype == torch.bfloat16:
         raise InputError(

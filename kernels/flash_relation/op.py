@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.library import custom_op
 
 from relation.errors import InputError
-from relation.kernels.available import check_operator, check_runs, is_eager
+from relation.kernels.available import check_arguments, check_available, is_eager
 from relation.kernels.documents import Documents
 
 
@@ -40,13 +40,13 @@ def flash_relation(
     Raises InputError for other shapes, dtypes, mixed devices or tau <= 0, and on a device for
     which `why_unavailable` has a reason.
     """
-    check_operator("flash_relation", p1, p2, info, tau, lam=lam)
+    check_arguments("flash_relation", p1, p2, info, tau, lam=lam)
     if lam.dtype != torch.float32 or tuple(lam.shape) not in ((), (1,)):
         dtype = str(lam.dtype).removeprefix("torch.")
         raise InputError(
             f"lam has shape {tuple(lam.shape)} and dtype {dtype}; give one float32 number"
         )
-    check_runs("flash_relation", p1)
+    check_available("flash_relation", p1)
     starts = ends = None
     if documents is not None:
         documents.check(p1)

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from relation.errors import InputError
-from relation.kernels.available import check_operator, check_runs, is_eager
+from relation.kernels.available import check_arguments, check_available, is_eager
 from relation.kernels.documents import Documents, forget_at_starts
 
 
@@ -46,7 +46,7 @@ def linear_relation(
 
 def _check_inputs(p1, p2, info, log_retention, state, tau) -> None:
     given = {"log_retention": log_retention} | ({} if state is None else {"state": state})
-    check_operator("linear_relation", p1, p2, info, tau, **given)
+    check_arguments("linear_relation", p1, p2, info, tau, **given)
     B, H, _, D = p1.shape
     wanted = {
         "log_retention": (p1.shape, "float32 or bfloat16"),
@@ -57,4 +57,4 @@ def _check_inputs(p1, p2, info, log_retention, state, tau) -> None:
         if x.shape != shape or dtype not in dtypes.split(" or "):
             found = f"dtype {dtype}" if x.shape == shape else f"shape {tuple(x.shape)}"
             raise InputError(f"{name} has {found}; give {tuple(shape)} in {dtypes}")
-    check_runs("linear_relation", p1)
+    check_available("linear_relation", p1)
