@@ -27,7 +27,8 @@ MARGIN = 0.01  # nat/token, within which two arms count as equivalent
 EVERY_ARM = 216  # all arms have the fresh seeds below, the primary ones further ones
 DIVERGED = 0.5  # nat/token above the median of an arm at a rate
 TUNED = "tuned"
-LESS, RATES_OPEN = "− MHA", "rates open"
+LESS, ALIKE, RATES_OPEN = "− MHA", "− MHA with the same additions", "rates open"
+ON_THESE = "MHA on\u00a0these"
 SPEEDS = ("tokens/s, MHA’s = 1", "GPU minutes")
 BITS, UNRECORDED, UNMEASURED = "bits/character", "not recorded", "not measured"
 # Where the primary comparisons are made too, without a verdict: scale, variation, name.
@@ -288,7 +289,10 @@ def arms(runs: pd.DataFrame, probes: pd.DataFrame, steps: pd.DataFrame) -> Secti
             best, *_ = best_rate(searched(runs).query("variant == @variant"))
             named = "open" if variant in complete else RATES_OPEN
             known["fitted rate"] = f"{best:.3g}" if best else named
-        row = summary(arm, known | beside(own, found))
+        adds = variant.startswith("full-")  # each has its like among MHA's arms
+        alike = apart(own, variant, variant.replace("full", "mha", 1)) if adds else None
+        told = beside(own, found) | {ALIKE: signed(alike.welch) if alike else ""}
+        row = summary(arm, known | told)
         rows.append(row | {"tokens/s, MHA’s = 1": speed, "GPU minutes": minutes})
         drawn.append(found.welch if found else None)
     if not rows:
@@ -296,6 +300,9 @@ def arms(runs: pd.DataFrame, probes: pd.DataFrame, steps: pd.DataFrame) -> Secti
     shown = recorded(rows)
     if LESS in shown:
         shown.insert(shown.columns.get_loc("common seeds") + 1, "", drawn)
+        whole_mha = f"{own.query('variant == @PAIRED[0]')['nll'].mean():.4f}"
+        if shown[ON_THESE].isin(["", whole_mha]).all():  # the same as in MHA's own row
+            shown = shown.drop(columns=ON_THESE)
     shown = shown.sort_values("NLL")
     if fresh:
         return Section("arms", shown, summary=tuned_alike(runs))
@@ -309,10 +316,10 @@ def arms(runs: pd.DataFrame, probes: pd.DataFrame, steps: pd.DataFrame) -> Secti
 def beside(own: pd.DataFrame, found: Apart | None) -> dict[str, str]:
     """An arm less MHA as a table tells it: of how many common seeds, and MHA's NLL on these."""
     if found is None:
-        return {LESS: "", "common seeds": "", "MHA on\u00a0these": ""}
+        return {LESS: "", "common seeds": "", ON_THESE: ""}
     mha = own[(own["variant"] == "mha") & own["seed"].isin(found.seeds)]["nll"].mean()
     seeds = str(len(found.seeds))
-    return {LESS: signed(found.welch), "common seeds": seeds, "MHA on\u00a0these": f"{mha:.4f}"}
+    return {LESS: signed(found.welch), "common seeds": seeds, ON_THESE: f"{mha:.4f}"}
 
 
 def summary(arm: pd.DataFrame, known: dict[str, str] | None = None) -> dict[str, str]:
