@@ -21,6 +21,15 @@ def is_eager(*tensors: Tensor | None) -> bool:
     return not torch.compiler.is_compiling() and _PLAIN.issuperset(map(type, tensors))
 
 
+def may_launch(*gradients: Tensor | None) -> bool:
+    """Whether a backward pass may launch at once.
+
+    Else it runs as an operator: that can be traced, and raises where its own gradient is asked for,
+    as `create_graph` has it.
+    """
+    return is_eager(*gradients) and not torch.is_grad_enabled()
+
+
 def why_unavailable(device: torch.device | str) -> str | None:
     """The reason why the kernels cannot run on `device`, or None where they can."""
     device = torch.device(device)

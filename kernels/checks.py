@@ -12,22 +12,22 @@ def check_states(**states: torch.Tensor) -> None:
 
     Alike means one shape without an empty dimension, one floating dtype and one device.
     """
-    names = ", ".join(states)
     first, model = next(iter(states.items()))
-    shape = tuple(model.shape)
+    shape = model.shape
     if len(shape) != 4:
-        raise InputError(f"{first} has shape {shape}; give (B, H, T, D)")
+        raise InputError(f"{first} has shape {tuple(shape)}; give (B, H, T, D)")
     if 0 in shape:
-        raise InputError(f"{first} has shape {shape}; every dimension must be at least 1")
+        raise InputError(f"{first} has shape {tuple(shape)}; every dimension must be at least 1")
     for name, state in states.items():
-        if tuple(state.shape) != shape:
+        if state.shape != shape:
             raise InputError(
-                f"{name} has shape {tuple(state.shape)} and {first} {shape}; make them equal"
+                f"{name} has shape {tuple(state.shape)} and {first} {tuple(shape)}; make them equal"
             )
-    dtypes = [str(state.dtype).removeprefix("torch.") for state in states.values()]
+    dtypes = [state.dtype for state in states.values()]
     if len(set(dtypes)) > 1 or not model.is_floating_point():
+        listed = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
         raise InputError(
-            f"{names}: dtypes are {', '.join(dtypes)}; give every one in the same floating dtype"
+            f"{', '.join(states)}: dtypes are {listed}; give every one in the same floating dtype"
         )
     check_device(*states.values())
 
@@ -54,9 +54,10 @@ def check_groups(**states: torch.Tensor) -> int:
 
 def check_device(*tensors: torch.Tensor) -> None:
     """Raise InputError unless the tensors lie on one device."""
-    devices = sorted({str(tensor.device) for tensor in tensors})
+    devices = {tensor.device for tensor in tensors}
     if len(devices) > 1:
-        raise InputError(f"inputs lie on {', '.join(devices)}; move them to one device")
+        names = ", ".join(sorted(map(str, devices)))
+        raise InputError(f"inputs lie on {names}; move them to one device")
 
 
 def check_tau(tau: float) -> None:

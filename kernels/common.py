@@ -9,9 +9,18 @@ import triton.language as tl
 HOPPER, SMALL = "sm_90", "sm_120"
 
 
+def cdiv(a: int, b: int) -> int:
+    """a / b rounded up; Triton's takes several microseconds on the host, as its next function."""
+    return -(-a // b)
+
+
+def next_power_of_2(n: int) -> int:
+    return 1 << (n - 1).bit_length()
+
+
 def padded_width(head_dim: int) -> int:
     """The power of two, at least 16, that a tile of `head_dim` columns is masked to."""
-    return max(16, 1 << (head_dim - 1).bit_length())
+    return max(16, next_power_of_2(head_dim))
 
 
 def empty_tokens(like: torch.Tensor, heads: int) -> torch.Tensor:

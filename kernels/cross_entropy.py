@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.library import custom_op
 
 from relation.errors import InputError
+from relation.kernels.common import next_power_of_2
 
 # A row is held in registers: 1024 threads with 32 numbers each, and twice that with some spilled.
 LARGEST_VOCABULARY = 65536
@@ -59,7 +60,7 @@ def cross_entropy(logits: Tensor, targets: Tensor, ignored: int) -> tuple[Tensor
         raise InputError(f"cross_entropy holds a row of {LARGEST_VOCABULARY} logits, not of {V}")
     nll = torch.empty(N, dtype=torch.float32, device=logits.device)
     dlogits = torch.empty_like(logits)
-    row = triton.next_power_of_2(V)
+    row = next_power_of_2(V)
     with torch.cuda.device_of(logits):
         cross_entropy_kernel[(N,)](
             logits, targets.contiguous(), nll, dlogits, V, IGNORED=ignored, ROW=row,

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from relation.kernels.common import empty_tokens
+from relation.kernels.common import cdiv, empty_tokens, next_power_of_2
 
 _NUMBERS = 2048  # of a program, in each half of the channels
 
@@ -47,10 +47,10 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, back: bool = False) -> Tensor:
         x = x.contiguous()
     cos, sin = cos.contiguous(), sin.contiguous()
     out = empty_tokens(x, H)
-    rows, width = B * T * H, triton.next_power_of_2(D // 2)
+    rows, width = B * T * H, next_power_of_2(D // 2)
     own = max(1, _NUMBERS // width)  # rows of a program: a row is a token's head
     with torch.cuda.device_of(x):
-        rotation_kernel[(triton.cdiv(rows, own),)](
+        rotation_kernel[(cdiv(rows, own),)](
             x, cos, sin, out, *x.stride()[:3], T * D if cos.ndim == 3 else 0, D, rows, T, H, D // 2,
             SIGN=-1 if back else 1, ROWS=own, WIDTH=width,
         )  # fmt: skip

@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents
 
+from relation.kernels.common import cdiv, next_power_of_2
 from relation.kernels.decoding import ADD, GATE, dimensions, expect
 from relation.kernels.decoding.chain import can_chain, options, wait_for_chain
 
@@ -120,12 +121,12 @@ def project(
     # Narrow blocks spread a small weight over the chip; a wide one fills it anyway.
     block_n = 32 if N >= 4096 and then != GATE else 16
     size = weight.element_size()
-    share = triton.next_power_of_2(triton.cdiv(K, 4))
+    share = next_power_of_2(cdiv(K, 4))
     at_once = share <= _WHOLE[size]
     warps = 4 if at_once or size == 4 else 8
     block_k = max(share, 16) if at_once else _STEP[size]
     with torch.cuda.device_of(x):
-        project_kernel[(triton.cdiv(N, block_n), triton.cdiv(B, _BLOCK_B))](
+        project_kernel[(cdiv(N, block_n), cdiv(B, _BLOCK_B))](
             x, weight, out, B, N, 0.0 if eps is None else eps,
             K=K, NORM=eps is not None, ADD=then == ADD, GATE=then == GATE,
             BLOCK_B=_BLOCK_B, BLOCK_N=block_n, BLOCK_K=block_k,
@@ -158,7 +159,7 @@ def embed(ids: Tensor, embedding: Tensor, multiplier: float = 1.0) -> Tensor:
     x = embedding.new_empty(B, d_model)
     block = 512
     with torch.cuda.device_of(embedding):
-        embed_kernel[(B, triton.cdiv(d_model, block))](
+        embed_kernel[(B, cdiv(d_model, block))](
             ids, embedding, x, d_model, float(multiplier), BLOCK=block, CHAINS=can_chain()
         )
     return x

@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from relation.errors import InputError
+from relation.kernels.common import next_power_of_2
 from relation.kernels.decoding import dimensions, expect
 from relation.kernels.decoding.chain import options, wait_for_chain
 
@@ -119,7 +120,7 @@ def draw(
         ),
     )
     place, lengths, active = (ids, ids, ids) if counts is None else counts
-    block = triton.next_power_of_2(V) if V <= _WHOLE else _PART
+    block = next_power_of_2(V) if V <= _WHOLE else _PART
     with torch.cuda.device_of(logits):
         draw_kernel[(B,)](
             logits, uniforms if temperature is None else temperature, uniforms, ids,

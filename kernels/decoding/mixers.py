@@ -16,7 +16,7 @@ from torch import Tensor
 
 from relation.errors import InputError
 from relation.kernels.checks import check_device
-from relation.kernels.common import offset_of_head, padded_width
+from relation.kernels.common import cdiv, offset_of_head, padded_width
 from relation.kernels.decoding import LONGEST, dimensions, expect
 from relation.kernels.decoding.chain import options, wait_for_chain
 
@@ -203,7 +203,7 @@ def history_token(
         ("lengths", lengths, (B,), torch.int32),
         *([] if lam is None else [("lam", lam.reshape(-1), (1,), one)]),
     )
-    pieces = triton.cdiv(capacity, PIECE)
+    pieces = cdiv(capacity, PIECE)
     tops = projected.new_empty(B * H, pieces, 2, dtype=torch.float32)
     sums = projected.new_empty(B * H, pieces, D, dtype=torch.float32)
     y = projected.new_empty(B, H * D)
@@ -314,7 +314,7 @@ def linear_token(
     check_device(projected, down)
     y = projected.new_empty(B, H * D)
     with torch.cuda.device_of(projected):
-        linear_kernel[(B * H, triton.cdiv(D, _BLOCK_V))](
+        linear_kernel[(B * H, cdiv(D, _BLOCK_V))](
             projected, down, *retention, *tables, state, lengths, active, y,
             projected.stride(0), down.stride(0), H, 1 / (tau * math.sqrt(D)),
             D=D, BLOCK_D=padded_width(D), BLOCK_V=_BLOCK_V, num_warps=_WARPS,

@@ -41,14 +41,14 @@ def numbers_layout() -> gl.NVMMASharedLayout:
     return gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
 
 
-def _describe(*tensors: Tensor) -> list[TensorDescriptor | None]:
-    """Of each tensor (B, H, T, D) its WIDE columns and the REST, None where there is no rest."""
+def _describe(x: Tensor) -> list[TensorDescriptor | None]:
+    """Of x (B, H, T, D) its WIDE columns and the REST, None where there is no rest."""
+    shape, strides = x.shape, x.stride()
     return [
-        TensorDescriptor(x, x.shape, x.stride(), [1, 1, GLUON_BLOCK, width], tile_layout(width))
+        TensorDescriptor(x, shape, strides, [1, 1, GLUON_BLOCK, width], tile_layout(width))
         if width
         else None
-        for x in tensors
-        for width in split_width(x.shape[3])
+        for width in split_width(shape[3])
     ]
 
 
@@ -86,7 +86,8 @@ def launch_forward(
 ) -> None:  # fmt: skip
     """`portable.forward` in Gluon."""
     counter = p1.new_zeros(1, dtype=torch.int32)
-    given = *_describe(p1, p2, info, y), counter, lam, starts, gate_logit, log_norm
+    tiles = [part for x in (p1, p2, info, y) for part in _describe(x)]
+    given = *tiles, counter, lam, starts, gate_logit, log_norm
     numbers = p1.shape[2], tau
     _launch(hopper_forward_kernel, launch, given, p1, p2, numbers, transport_self)
 
@@ -105,10 +106,18 @@ def launch_backward(
     dlam = log_norm.new_empty(())
     counters = p1.new_zeros(2, dtype=torch.int32)
     norms, logits, sums = (_describe_numbers(x, T) for x in (log_norm, gate_logit, row_sums))
-    given = *_describe(p1, dy, y, p2, info, dp1), norms, logits, sums, counters, starts, parts
+    # Both kernels read these.
+    p1_tiles, p2_tiles, info_tiles, dy_tiles = map(_describe, (p1, p2, info, dy))
+    given = (
+        *p1_tiles, *dy_tiles, *_describe(y), *p2_tiles, *info_tiles, *_describe(dp1),
+        norms, logits, sums, counters, starts, parts,
+    )  # fmt: skip
     numbers = None if starts is None else T, tau
     _launch(hopper_p1_kernel, p1_launch, given, p1, p2, numbers, transport_self)
-    given = *_describe(p2, info, p1, dy, dp2, dinfo), logits, sums, counters, ends, parts, dlam
+    given = (
+        *p2_tiles, *info_tiles, *p1_tiles, *dy_tiles, *_describe(dp2), *_describe(dinfo),
+        logits, sums, counters, ends, parts, dlam,
+    )  # fmt: skip
     numbers = T, parts.numel()
     _launch(hopper_p2_info_kernel, p2_info_launch, given, p2, p1, numbers, transport_self)
     return dlam

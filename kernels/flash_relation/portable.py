@@ -8,14 +8,10 @@ history, and scans the rows of every head that reads it. Both compute the scores
 
 Rows i and history j count from zero; the paper's one-based row is i + 1. Exponents are base 2: `e2`
 is E log2(e). The derivative of SiLU is (1 + t + E (1 - t)) / 2 with t = tanh(U/2).
-
-A tile of BLOCK rows is a pair: WIDE columns and, where that saves padding, REST more (80 is 64 + 16
-and not 128); where REST is 0, what stands for them is left alone. SIZES: D, WIDE and REST. WHOLE
-says that T is a multiple of every block, so that no row needs a mask. SCALED says that the owned p1
-or p2 was multiplied by half of D^-1/2 beforehand.
 """
 
 import math
+from typing import NamedTuple
 
 import torch
 import triton
@@ -23,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from relation.kernels.common import interpreted, offset_of_head
+from relation.kernels.common import cdiv, interpreted, offset_of_head
 from relation.kernels.flash_relation.launches import Launch, Launches, grid, split_width
 
 LOG2_E = tl.constexpr(math.log2(math.e))
@@ -37,6 +33,28 @@ REPAIRED_ROWS = 1024
 # Larger than any log_norm: rows past the end get F = 2^(E - PAST_END) = 0, and no inf - inf.
 PAST_END = tl.constexpr(1e30)
 _INTERPRETED = tl.constexpr(interpreted())
+
+
+class Constants(NamedTuple):
+    """K of every kernel: what it is compiled for.
+
+    A tile of D columns is a pair: WIDE columns and, where that saves padding, REST more (80 is
+    64 + 16 and not 128); where REST is 0, what stands for them is left alone. WHOLE: T is a
+    multiple of every block, so that no row needs a mask. SCALED: the owned p1 or p2 is multiplied
+    by half of D^-1/2 beforehand. ONLINE: the forward keeps a running maximum. GROUP: heads of p1
+    for one of p2 and info.
+    """
+
+    TRANSPORT_SELF: bool
+    D: int
+    WIDE: int
+    REST: int
+    BLOCK_I: int
+    BLOCK_J: int
+    WHOLE: bool
+    SCALED: bool
+    ONLINE: bool
+    GROUP: int
 
 
 # Tiles
@@ -83,28 +101,28 @@ def _load_part(
 
 
 @triton.jit
-def _load(at, start, T, SIZES: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr):
+def _load(at, start, T, K: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr):
     """The rows of a head from `start` on, zeros past T and D."""
-    wide = _load_part(at, start, T, SIZES[0], 0, BLOCK, SIZES[1], WHOLE)
+    wide = _load_part(at, start, T, K.D, 0, BLOCK, K.WIDE, WHOLE)
     rest = wide
-    if SIZES[2] > 0:
-        rest = _load_part(at, start, T, SIZES[0], SIZES[1], BLOCK, SIZES[2], WHOLE)
+    if K.REST > 0:
+        rest = _load_part(at, start, T, K.D, K.WIDE, BLOCK, K.REST, WHOLE)
     return wide, rest
 
 
 @triton.jit
-def _read(source, start, T, SIZES: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr):
+def _read(source, start, T, K: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr):
     """`_load`; of (head, wide, rest) through the descriptors that are not None."""
     at, tiles, rests = source
     if tiles is None:
-        return _load(at, start, T, SIZES, BLOCK, WHOLE)
+        return _load(at, start, T, K, BLOCK, WHOLE)
     else:
-        wide = tl.reshape(tiles.load([at[3], at[4], start, 0]), [BLOCK, SIZES[1]])
+        wide = tl.reshape(tiles.load([at[3], at[4], start, 0]), [BLOCK, K.WIDE])
         rest = wide
         if rests is not None:
-            rest = tl.reshape(rests.load([at[3], at[4], start, SIZES[1]]), [BLOCK, SIZES[2]])
-        elif SIZES[2] > 0:
-            rest = _load_part(at, start, T, SIZES[0], SIZES[1], BLOCK, SIZES[2], WHOLE)
+            rest = tl.reshape(rests.load([at[3], at[4], start, K.WIDE]), [BLOCK, K.REST])
+        elif K.REST > 0:
+            rest = _load_part(at, start, T, K.D, K.WIDE, BLOCK, K.REST, WHOLE)
         return wide, rest
 
 
@@ -118,18 +136,18 @@ def _store_part(
 
 
 @triton.jit
-def _store(at, tile, start, T, SIZES: tl.constexpr, BLOCK: tl.constexpr):
-    _store_part(at, tile[0], start, T, SIZES[0], 0, BLOCK, SIZES[1])
-    if SIZES[2] > 0:
-        _store_part(at, tile[1], start, T, SIZES[0], SIZES[1], BLOCK, SIZES[2])
+def _store(at, tile, start, T, K: tl.constexpr, BLOCK: tl.constexpr):
+    _store_part(at, tile[0], start, T, K.D, 0, BLOCK, K.WIDE)
+    if K.REST > 0:
+        _store_part(at, tile[1], start, T, K.D, K.WIDE, BLOCK, K.REST)
 
 
 @triton.jit
-def _zeros(SIZES: tl.constexpr, BLOCK: tl.constexpr):
-    wide = tl.zeros([BLOCK, SIZES[1]], tl.float32)
+def _zeros(K: tl.constexpr, BLOCK: tl.constexpr):
+    wide = tl.full([BLOCK, K.WIDE], 0.0, tl.float32)
     rest = 0.0
-    if SIZES[2] > 0:
-        rest = tl.zeros([BLOCK, SIZES[2]], tl.float32)
+    if K.REST > 0:
+        rest = tl.full([BLOCK, K.REST], 0.0, tl.float32)
     return wide, rest
 
 
@@ -143,37 +161,37 @@ def _scaled(tile, scale, SCALED: tl.constexpr):
 
 
 @triton.jit
-def _scores(left, right, SIZES: tl.constexpr):
+def _scores(left, right, K: tl.constexpr):
     """left right^T."""
     found = tl.dot(left[0], tl.trans(right[0]), input_precision="ieee")
-    if SIZES[2] > 0:
+    if K.REST > 0:
         found = tl.dot(left[1], tl.trans(right[1]), found, input_precision="ieee")
     return found
 
 
 @triton.jit
-def _add_product(sums, weights, tile, SIZES: tl.constexpr):
+def _add_product(sums, weights, tile, K: tl.constexpr):
     """sums + weights tile, with weights rounded to the tile's dtype."""
     wide, rest = sums
     weights = weights.to(tile[0].dtype)
     wide = tl.dot(weights, tile[0], wide, input_precision="ieee")
-    if SIZES[2] > 0:
+    if K.REST > 0:
         rest = tl.dot(weights, tile[1], rest, input_precision="ieee")
     return wide, rest
 
 
 @triton.jit
-def _times(tile, factor, SIZES: tl.constexpr):
+def _times(tile, factor, K: tl.constexpr):
     wide, rest = tile
-    if SIZES[2] > 0:
+    if K.REST > 0:
         rest = rest.to(tl.float32) * factor
     return wide.to(tl.float32) * factor, rest
 
 
 @triton.jit
-def _plus(a, b, SIZES: tl.constexpr):
+def _plus(a, b, K: tl.constexpr):
     wide, rest = a
-    if SIZES[2] > 0:
+    if K.REST > 0:
         rest += b[1]
     return wide + b[0], rest
 
@@ -236,10 +254,8 @@ def _document_ends(ends, b, j_start, T, BLOCK_J: tl.constexpr, BLOCK_I: tl.const
 
 @triton.jit
 def _forward_tile(
-    sums, rows, p2, info, lam, j_start, T, SIZES: tl.constexpr, scale, tau,
-    TRANSPORT_SELF: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_J: tl.constexpr,
-    WHOLE: tl.constexpr, ONLINE: tl.constexpr, SCALED: tl.constexpr, DIAGONAL: tl.constexpr,
-    BOUND: tl.constexpr,
+    sums, rows, p2, info, lam, j_start, T, K: tl.constexpr, scale, tau,
+    DIAGONAL: tl.constexpr, BOUND: tl.constexpr,
 ):  # fmt: skip
     """Add the tile of history at j_start to the sums of a block of rows.
 
@@ -251,82 +267,78 @@ def _forward_tile(
     z_i, l_i, m_i, self2_i = sums
     p1_i, i_start, start_i = rows
     # Only the diagonal reaches past the last row.
-    p2_j = _read(p2, j_start, T, SIZES, BLOCK_J, WHOLE or not DIAGONAL)
-    info_j = _read(info, j_start, T, SIZES, BLOCK_J, WHOLE or not DIAGONAL)
-    u = _scores(p1_i, p2_j, SIZES)
-    if SCALED:
+    p2_j = _read(p2, j_start, T, K, K.BLOCK_J, K.WHOLE or not DIAGONAL)
+    info_j = _read(info, j_start, T, K, K.BLOCK_J, K.WHOLE or not DIAGONAL)
+    u = _scores(p1_i, p2_j, K)
+    if K.SCALED:
         e2 = u * (_half_tanh(u, p2_j[0]) * LOG2_E + LOG2_E)
     else:
         h2 = u * (0.5 * LOG2_E * scale)
         e2 = h2 * _half_tanh(u * (0.5 * scale), p2_j[0]) + h2
-    i = i_start + tl.arange(0, BLOCK_I)
-    j = j_start + tl.arange(0, BLOCK_J)
+    i = i_start + tl.arange(0, K.BLOCK_I)
+    j = j_start + tl.arange(0, K.BLOCK_J)
     own = j[None, :] == i[:, None]
     if DIAGONAL:
-        s = tl.sigmoid(tl.sum(tl.where(own, u, 0.0), 1) * (2.0 / tau if SCALED else scale / tau))
+        s = tl.sigmoid(tl.sum(tl.where(own, u, 0.0), 1) * (2.0 / tau if K.SCALED else scale / tau))
         place = i - start_i
         self2 = s * LOG2_E + tl.load(lam) * tl.log2((place + 1).to(tl.float32))
         # Without history only Self is left: any weight will do, and 1 divides away exactly.
         self2 = tl.where(place == 0, 0.0, self2)
-        self2_i = tl.where((i >= j_start) & (i < j_start + BLOCK_J), self2, self2_i)
+        self2_i = tl.where((i >= j_start) & (i < j_start + K.BLOCK_J), self2, self2_i)
         e2 = tl.where(j[None, :] < i[:, None], e2, float("-inf"))
     if BOUND:
         e2 = tl.where(j[None, :] >= start_i[:, None], e2, float("-inf"))
     if DIAGONAL:
         e2 = tl.where(own, self2[:, None], e2)
-    if ONLINE:
+    if K.ONLINE:
         m_new = tl.maximum(m_i, tl.max(e2, 1))
         weight = tl.exp2(e2 - m_new[:, None])
         kept = tl.exp2(m_i - m_new)
         l_i = l_i * kept
-        z_i = _times(z_i, kept[:, None], SIZES)
+        z_i = _times(z_i, kept[:, None], K)
         m_i = m_new
     else:
         weight = tl.exp2(e2)
     of_history = tl.where(own, 0.0, weight) if DIAGONAL else weight
     l_i += tl.sum(of_history, 1)
-    z_i = _add_product(z_i, weight if TRANSPORT_SELF else of_history, info_j, SIZES)
+    z_i = _add_product(z_i, weight if K.TRANSPORT_SELF else of_history, info_j, K)
     return z_i, l_i, m_i, self2_i
 
 
 @triton.jit
 def _forward_rows(
-    p1, p2, info, y, lam, starts, gate_logit, log_norm, i_start, T, SIZES: tl.constexpr, scale, tau,
-    TRANSPORT_SELF: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_J: tl.constexpr,
-    WHOLE: tl.constexpr, ONLINE: tl.constexpr, SCALED: tl.constexpr,
+    p1, p2, info, y, lam, starts, gate_logit, log_norm, i_start, T, K: tl.constexpr, scale, tau,
 ):  # fmt: skip
     """Y of the rows at i_start of a head, and their two numbers."""
     # What is computed on a tile from a descriptor stays in registers.
-    p1_i = _scaled(_read(p1, i_start, T, SIZES, BLOCK_I, WHOLE), scale, SCALED)
+    p1_i = _scaled(_read(p1, i_start, T, K, K.BLOCK_I, K.WHOLE), scale, K.SCALED)
     DOCUMENTS: tl.constexpr = starts is not None
-    start_i, first, bound = _document_starts(starts, p1[0][3], i_start, T, BLOCK_I, BLOCK_J)
+    start_i, first, bound = _document_starts(starts, p1[0][3], i_start, T, K.BLOCK_I, K.BLOCK_J)
     rows = p1_i, i_start, start_i
-    l_i = tl.zeros([BLOCK_I], tl.float32)
-    m_i = tl.full([BLOCK_I], SILU_FLOOR if ONLINE else 0.0, tl.float32)
-    sums = _zeros(SIZES, BLOCK_I), l_i, m_i, l_i
+    l_i = tl.full([K.BLOCK_I], 0.0, tl.float32)
+    m_i = tl.full([K.BLOCK_I], SILU_FLOOR if K.ONLINE else 0.0, tl.float32)
+    sums = _zeros(K, K.BLOCK_I), l_i, m_i, l_i
     # The diagonal first and in a loop of its own: ptxas then keeps the matrix products of both
     # loops asynchronous, and the second loop needs no mask.
-    for step in tl.range(0, tl.minimum(BLOCK_I, T - i_start), BLOCK_J, num_stages=1):
+    for step in tl.range(0, tl.minimum(K.BLOCK_I, T - i_start), K.BLOCK_J, num_stages=1):
         sums = _forward_tile(
-            sums, rows, p2, info, lam, i_start + step, T, SIZES, scale, tau,
-            TRANSPORT_SELF, BLOCK_I, BLOCK_J, WHOLE, ONLINE, SCALED, True, DOCUMENTS,
+            sums, rows, p2, info, lam, i_start + step, T, K, scale, tau,
+            DIAGONAL=True, BOUND=DOCUMENTS,
         )  # fmt: skip
     if DOCUMENTS:
-        for j_start in tl.range(first, bound, BLOCK_J, num_stages=1):
+        for j_start in tl.range(first, bound, K.BLOCK_J, num_stages=1):
             sums = _forward_tile(
-                sums, rows, p2, info, lam, j_start, T, SIZES, scale, tau,
-                TRANSPORT_SELF, BLOCK_I, BLOCK_J, WHOLE, ONLINE, SCALED, False, True,
-            )  # fmt: skip
-    for j_start in range(bound, i_start, BLOCK_J):
+                sums, rows, p2, info, lam, j_start, T, K, scale, tau, DIAGONAL=False, BOUND=True
+            )
+    for j_start in range(bound, i_start, K.BLOCK_J):
         sums = _forward_tile(
-            sums, rows, p2, info, lam, j_start, T, SIZES, scale, tau,
-            TRANSPORT_SELF, BLOCK_I, BLOCK_J, WHOLE, ONLINE, SCALED, False, False,
-        )  # fmt: skip
+            sums, rows, p2, info, lam, j_start, T, K, scale, tau, DIAGONAL=False, BOUND=False
+        )
 
     z_i, l_i, m_i, self2_i = sums
     l_all = l_i + tl.exp2(self2_i - m_i)
-    _store(y, _times(z_i, (1.0 / l_all)[:, None], SIZES), i_start, T, SIZES, BLOCK_I)
-    i = i_start + tl.arange(0, BLOCK_I)
+    _store(y, _times(z_i, (1.0 / l_all)[:, None], K), i_start, T, K, K.BLOCK_I)
+    i = i_start + tl.arange(0, K.BLOCK_I)
     tl.store(gate_logit + i, (tl.log2(l_i) + m_i - self2_i) * LN_2, mask=i < T)
     tl.store(log_norm + i, tl.log2(l_all) + m_i, mask=i < T)
 
@@ -335,25 +347,20 @@ def _forward_rows(
 def forward_kernel(
     p1, p2, info, p1_tiles, p2_tiles, info_tiles, p2_rests, info_rests,
     lam, starts, y, gate_logit, log_norm, p1_strides, p2_strides, info_strides, y_strides,
-    H, T, scale, tau,
-    TRANSPORT_SELF: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, REST: tl.constexpr,
-    BLOCK_I: tl.constexpr, BLOCK_J: tl.constexpr, WHOLE: tl.constexpr, ONLINE: tl.constexpr,
-    SCALED: tl.constexpr, GROUP: tl.constexpr,
+    H, T, scale, tau, K: tl.constexpr,
 ):  # fmt: skip
     # Triton's interpreter passes Python numbers in FP64, which would widen everything they touch.
     scale, tau = tl.cast(scale, tl.float32), tl.cast(tau, tl.float32)
     # The last rows have the longest history, so they start first.
-    i_start = (tl.num_programs(1) - 1 - tl.program_id(1)) * BLOCK_I
+    i_start = (tl.num_programs(1) - 1 - tl.program_id(1)) * K.BLOCK_I
     head = _program_head()
     rows = tl.cast(head, tl.int64) * T
-    SIZES: tl.constexpr = (D, WIDE, REST)
     _forward_rows(
         (_head(p1, p1_strides, head, H), p1_tiles, None),
-        (_head(p2, p2_strides, head // GROUP, H // GROUP), p2_tiles, p2_rests),
-        (_head(info, info_strides, head // GROUP, H // GROUP), info_tiles, info_rests),
+        (_head(p2, p2_strides, head // K.GROUP, H // K.GROUP), p2_tiles, p2_rests),
+        (_head(info, info_strides, head // K.GROUP, H // K.GROUP), info_tiles, info_rests),
         _head(y, y_strides, head, H),
-        lam, starts, gate_logit + rows, log_norm + rows, i_start, T, SIZES, scale, tau,
-        TRANSPORT_SELF, BLOCK_I, BLOCK_J, WHOLE, ONLINE, SCALED,
+        lam, starts, gate_logit + rows, log_norm + rows, i_start, T, K, scale, tau,
     )  # fmt: skip
 
 
@@ -369,8 +376,7 @@ def _left_the_range(log_norm, start, T, ROWS: tl.constexpr):
 def repair_kernel(
     p1, p2, info, lam, starts, y, gate_logit, log_norm,
     p1_strides, p2_strides, info_strides, y_strides, H, T, scale, tau,
-    TRANSPORT_SELF: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, REST: tl.constexpr,
-    BLOCK_I: tl.constexpr, BLOCK_J: tl.constexpr, ROWS: tl.constexpr, GROUP: tl.constexpr,
+    K: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Compute again, with a running maximum, the rows whose sums left the safe range.
 
@@ -380,17 +386,15 @@ def repair_kernel(
     first = tl.program_id(1) * ROWS
     head = _program_head()
     rows = tl.cast(head, tl.int64) * T
-    SIZES: tl.constexpr = (D, WIDE, REST)
     if _left_the_range(log_norm + rows, first, T, ROWS):
-        for i_start in range(first, tl.minimum(first + ROWS, T), BLOCK_I):
-            if _left_the_range(log_norm + rows, i_start, T, BLOCK_I):
+        for i_start in range(first, tl.minimum(first + ROWS, T), K.BLOCK_I):
+            if _left_the_range(log_norm + rows, i_start, T, K.BLOCK_I):
                 _forward_rows(
                     (_head(p1, p1_strides, head, H), None, None),
-                    (_head(p2, p2_strides, head // GROUP, H // GROUP), None, None),
-                    (_head(info, info_strides, head // GROUP, H // GROUP), None, None),
+                    (_head(p2, p2_strides, head // K.GROUP, H // K.GROUP), None, None),
+                    (_head(info, info_strides, head // K.GROUP, H // K.GROUP), None, None),
                     _head(y, y_strides, head, H),
-                    lam, starts, gate_logit + rows, log_norm + rows, i_start, T, SIZES, scale, tau,
-                    TRANSPORT_SELF, BLOCK_I, BLOCK_J, False, True, False,
+                    lam, starts, gate_logit + rows, log_norm + rows, i_start, T, K, scale, tau,
                 )  # fmt: skip
 
 
@@ -442,24 +446,23 @@ def _read_row_sums(tiles, head, row_sums, start, T, BLOCK: tl.constexpr, WHOLE: 
 
 @triton.jit
 def _p1_tile(
-    sums, rows, p2, info, j_start, T, SIZES: tl.constexpr, scale,
-    BLOCK_I: tl.constexpr, BLOCK_J: tl.constexpr, WHOLE: tl.constexpr, SCALED: tl.constexpr,
+    sums, rows, p2, info, j_start, T, K: tl.constexpr, scale,
     DIAGONAL: tl.constexpr, BOUND: tl.constexpr,
 ):  # fmt: skip
     """Add the tile of history at j_start to the sums of a block of rows."""
     dp1_i, from_history_i, u_self_i, h_self_i = sums
     p1_i, dy_i, norm_i, mean_h_i, i_start, start_i = rows
-    p2_j = _read(p2, j_start, T, SIZES, BLOCK_J, WHOLE or not DIAGONAL)
+    p2_j = _read(p2, j_start, T, K, K.BLOCK_J, K.WHOLE or not DIAGONAL)
     # Where the machine code neither spills nor serialises the products.
-    if SIZES[2] == 0:
-        info_j = _read(info, j_start, T, SIZES, BLOCK_J, WHOLE or not DIAGONAL)
-    u = _scores(p1_i, p2_j, SIZES)
-    if SIZES[2] > 0:
-        info_j = _read(info, j_start, T, SIZES, BLOCK_J, WHOLE or not DIAGONAL)
-    h = _scores(dy_i, info_j, SIZES)
-    log2_f, e, t = _flow(u, norm_i[:, None], scale, p2_j[0], SCALED)
-    i = i_start + tl.arange(0, BLOCK_I)
-    j = j_start + tl.arange(0, BLOCK_J)
+    if K.REST == 0:
+        info_j = _read(info, j_start, T, K, K.BLOCK_J, K.WHOLE or not DIAGONAL)
+    u = _scores(p1_i, p2_j, K)
+    if K.REST > 0:
+        info_j = _read(info, j_start, T, K, K.BLOCK_J, K.WHOLE or not DIAGONAL)
+    h = _scores(dy_i, info_j, K)
+    log2_f, e, t = _flow(u, norm_i[:, None], scale, p2_j[0], K.SCALED)
+    i = i_start + tl.arange(0, K.BLOCK_I)
+    j = j_start + tl.arange(0, K.BLOCK_J)
     if DIAGONAL:
         own = j[None, :] == i[:, None]
         log2_f = tl.where(j[None, :] < i[:, None], log2_f, float("-inf"))
@@ -471,15 +474,15 @@ def _p1_tile(
     from_history_i += tl.sum(f * h, 1)
     de = f * (h - mean_h_i[:, None])
     # Twice dU / scale: the factor is applied once, to the sum.
-    dp1_i = _add_product(dp1_i, de * ((e - e * t) + t) + de, p2_j, SIZES)
+    dp1_i = _add_product(dp1_i, de * ((e - e * t) + t) + de, p2_j, K)
     return dp1_i, from_history_i, u_self_i, h_self_i
 
 
 @triton.jit
-def _row_products(a, b, SIZES: tl.constexpr):
+def _row_products(a, b, K: tl.constexpr):
     """Of two tiles the product of each row with the other's, in FP32."""
     found = tl.sum(a[0].to(tl.float32) * b[0].to(tl.float32), 1)
-    if SIZES[2] > 0:
+    if K.REST > 0:
         found += tl.sum(a[1].to(tl.float32) * b[1].to(tl.float32), 1)
     return found
 
@@ -489,78 +492,66 @@ def p1_kernel(
     p1, p2, info, y, dy, p2_tiles, info_tiles, p2_rests, info_rests, starts,
     gate_logit, log_norm, row_sums, du_self, dlam_partial, dp1,
     p1_strides, p2_strides, info_strides, y_strides, dy_strides, dp1_strides, H, T, scale, tau,
-    TRANSPORT_SELF: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, REST: tl.constexpr,
-    BLOCK_I: tl.constexpr, BLOCK_J: tl.constexpr, WHOLE: tl.constexpr, SCALED: tl.constexpr,
-    GROUP: tl.constexpr,
+    K: tl.constexpr,
 ):  # fmt: skip
     scale, tau = tl.cast(scale, tl.float32), tl.cast(tau, tl.float32)
     # The last rows have the longest history, so they start first.
-    i_start = (tl.num_programs(1) - 1 - tl.program_id(1)) * BLOCK_I
-    i = i_start + tl.arange(0, BLOCK_I)
+    i_start = (tl.num_programs(1) - 1 - tl.program_id(1)) * K.BLOCK_I
+    i = i_start + tl.arange(0, K.BLOCK_I)
     head = _program_head()
     row = tl.cast(head, tl.int64) * T + i
-    SIZES: tl.constexpr = (D, WIDE, REST)
     p1 = _head(p1, p1_strides, head, H)
-    p2 = (_head(p2, p2_strides, head // GROUP, H // GROUP), p2_tiles, p2_rests)
-    info = (_head(info, info_strides, head // GROUP, H // GROUP), info_tiles, info_rests)
+    p2 = (_head(p2, p2_strides, head // K.GROUP, H // K.GROUP), p2_tiles, p2_rests)
+    info = (_head(info, info_strides, head // K.GROUP, H // K.GROUP), info_tiles, info_rests)
     y = _head(y, y_strides, head, H)
     dy = _head(dy, dy_strides, head, H)
 
-    dy_i = _load(dy, i_start, T, SIZES, BLOCK_I, WHOLE)
-    mean_h_i = _row_products(dy_i, _load(y, i_start, T, SIZES, BLOCK_I, WHOLE), SIZES)
-    p1_i = _scaled(_load(p1, i_start, T, SIZES, BLOCK_I, WHOLE), scale, SCALED)
+    dy_i = _load(dy, i_start, T, K, K.BLOCK_I, K.WHOLE)
+    mean_h_i = _row_products(dy_i, _load(y, i_start, T, K, K.BLOCK_I, K.WHOLE), K)
+    p1_i = _scaled(_load(p1, i_start, T, K, K.BLOCK_I, K.WHOLE), scale, K.SCALED)
     norm_i = tl.load(log_norm + row, mask=i < T, other=PAST_END)
     at = row_sums + _row_sums_at(head, i, T, p2_tiles is not None)
     tl.store(at, tl.join(norm_i, mean_h_i), mask=(i < T)[:, None])
 
     DOCUMENTS: tl.constexpr = starts is not None
-    start_i, first, bound = _document_starts(starts, head // H, i_start, T, BLOCK_I, BLOCK_J)
+    start_i, first, bound = _document_starts(starts, head // H, i_start, T, K.BLOCK_I, K.BLOCK_J)
     rows = p1_i, dy_i, norm_i, mean_h_i, i_start, start_i
-    zeros = tl.zeros([BLOCK_I], tl.float32)
-    sums = _zeros(SIZES, BLOCK_I), zeros, zeros, zeros
+    zeros = tl.full([K.BLOCK_I], 0.0, tl.float32)
+    sums = _zeros(K, K.BLOCK_I), zeros, zeros, zeros
     # As in the forward pass, the diagonal first and in a loop of its own.
-    for step in tl.range(0, tl.minimum(BLOCK_I, T - i_start), BLOCK_J, num_stages=1):
+    for step in tl.range(0, tl.minimum(K.BLOCK_I, T - i_start), K.BLOCK_J, num_stages=1):
         sums = _p1_tile(
-            sums, rows, p2, info, i_start + step, T, SIZES, scale,
-            BLOCK_I, BLOCK_J, WHOLE, SCALED, True, DOCUMENTS,
-        )  # fmt: skip
+            sums, rows, p2, info, i_start + step, T, K, scale, DIAGONAL=True, BOUND=DOCUMENTS
+        )
     if DOCUMENTS:
-        for j_start in tl.range(first, bound, BLOCK_J, num_stages=1):
-            sums = _p1_tile(
-                sums, rows, p2, info, j_start, T, SIZES, scale,
-                BLOCK_I, BLOCK_J, WHOLE, SCALED, False, True,
-            )  # fmt: skip
-    for j_start in range(bound, i_start, BLOCK_J):
-        sums = _p1_tile(
-            sums, rows, p2, info, j_start, T, SIZES, scale,
-            BLOCK_I, BLOCK_J, WHOLE, SCALED, False, False,
-        )  # fmt: skip
+        for j_start in tl.range(first, bound, K.BLOCK_J, num_stages=1):
+            sums = _p1_tile(sums, rows, p2, info, j_start, T, K, scale, DIAGONAL=False, BOUND=True)
+    for j_start in range(bound, i_start, K.BLOCK_J):
+        sums = _p1_tile(sums, rows, p2, info, j_start, T, K, scale, DIAGONAL=False, BOUND=False)
 
     # dA = (1 - g) (sum_j F_ij H_ij - g H_ii): in FP32 from the scores. From the rounded Y it would
     # lose its digits where Y is close to I.
     dp1_i, da, u_self_i, h_self_i = sums
     logit = tl.load(gate_logit + row, mask=i < T, other=0.0)
-    if TRANSPORT_SELF:
+    if K.TRANSPORT_SELF:
         da -= tl.sigmoid(logit) * h_self_i
     da *= tl.sigmoid(-logit)
-    s = tl.sigmoid(u_self_i * (2.0 / tau if SCALED else scale / tau))
+    s = tl.sigmoid(u_self_i * (2.0 / tau if K.SCALED else scale / tau))
     du_self_i = -da * s * (1.0 - s) * (scale / tau)
     tl.store(du_self + row, du_self_i, mask=i < T)
     block = tl.cast(head, tl.int64) * tl.num_programs(1) + tl.program_id(1)
     dlam_i = tl.where(i < T, -da * tl.log((i + 1 - start_i).to(tl.float32)), 0.0)
     tl.store(dlam_partial + block, tl.sum(dlam_i, 0))
-    p2_i = _times(_load(p2[0], i_start, T, SIZES, BLOCK_I, WHOLE), du_self_i[:, None], SIZES)
-    dp1_i = _plus(_times(dp1_i, 0.5 * scale, SIZES), p2_i, SIZES)
+    p2_i = _times(_load(p2[0], i_start, T, K, K.BLOCK_I, K.WHOLE), du_self_i[:, None], K)
+    dp1_i = _plus(_times(dp1_i, 0.5 * scale, K), p2_i, K)
     dp1 = _head(dp1, dp1_strides, head, H)
-    _store(dp1, dp1_i, i_start, T, SIZES, BLOCK_I)
+    _store(dp1, dp1_i, i_start, T, K, K.BLOCK_I)
 
 
 @triton.jit
 def _p2_info_tile(
-    sums, owned, p1, dy, rows, i_start, j_start, T, SIZES: tl.constexpr, scale,
-    TRANSPORT_SELF: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_J: tl.constexpr,
-    WHOLE: tl.constexpr, SCALED: tl.constexpr, SPLIT: tl.constexpr, DIAGONAL: tl.constexpr,
-    BOUND: tl.constexpr,
+    sums, owned, p1, dy, rows, i_start, j_start, T, K: tl.constexpr, scale,
+    SPLIT: tl.constexpr, DIAGONAL: tl.constexpr, BOUND: tl.constexpr,
 ):  # fmt: skip
     """Add what the rows at i_start give to the gradients of the history at j_start.
 
@@ -570,17 +561,17 @@ def _p2_info_tile(
     dp2_j, dinfo_j = sums
     p2_j, info_j, du_self_j, f_self_j, end_j = owned
     row_tiles, head, row_sums = rows
-    i = i_start + tl.arange(0, BLOCK_I)
-    j = j_start + tl.arange(0, BLOCK_J)
-    p1_i = _read(p1, i_start, T, SIZES, BLOCK_I, WHOLE)
-    dy_i = _read(dy, i_start, T, SIZES, BLOCK_I, WHOLE)
-    norm_i, mean_h_i = _read_row_sums(row_tiles, head, row_sums, i_start, T, BLOCK_I, WHOLE)
+    i = i_start + tl.arange(0, K.BLOCK_I)
+    j = j_start + tl.arange(0, K.BLOCK_J)
+    p1_i = _read(p1, i_start, T, K, K.BLOCK_I, K.WHOLE)
+    dy_i = _read(dy, i_start, T, K, K.BLOCK_I, K.WHOLE)
+    norm_i, mean_h_i = _read_row_sums(row_tiles, head, row_sums, i_start, T, K.BLOCK_I, K.WHOLE)
     # Formed transposed: a dot result transposed into another dot is miscompiled on Hopper.
     # Each rest directly behind its wide product: ptxas then waits twice before the first tanh and
     # not four times.
-    ut = _scores(p2_j, p1_i, SIZES)
-    ht = _scores(info_j, dy_i, SIZES)
-    log2_f, e, t = _flow(ut, norm_i[None, :], scale, p1_i[0], SCALED)
+    ut = _scores(p2_j, p1_i, K)
+    ht = _scores(info_j, dy_i, K)
+    log2_f, e, t = _flow(ut, norm_i[None, :], scale, p1_i[0], K.SCALED)
     if SPLIT and DIAGONAL:
         log2_f = tl.where(j[:, None] < i[None, :], log2_f, float("-inf"))
     if BOUND:
@@ -589,42 +580,40 @@ def _p2_info_tile(
     de = ft * (ht - mean_h_i[None, :])
     dut = de * ((e - e * t) + t) + de
     if not SPLIT:
-        meets_diagonal = i_start < j_start + BLOCK_J
+        meets_diagonal = i_start < j_start + K.BLOCK_J
         if meets_diagonal:
             past = j[:, None] < i[None, :]
             own = j[:, None] == i[None, :]
             ft = tl.where(past, ft, 0.0)
-            if TRANSPORT_SELF:
+            if K.TRANSPORT_SELF:
                 ft = tl.where(own, f_self_j[:, None], ft)
             dut = tl.where(past, dut, tl.where(own, du_self_j[:, None], 0.0))
-    dinfo_j = _add_product(dinfo_j, ft, dy_i, SIZES)
-    return _add_product(dp2_j, dut, p1_i, SIZES), dinfo_j
+    dinfo_j = _add_product(dinfo_j, ft, dy_i, K)
+    return _add_product(dp2_j, dut, p1_i, K), dinfo_j
 
 
 @triton.jit
 def _scan_head(
     sums, p2_j, info_j, p1, dy, row_tiles, ends, head, gate_logit, row_sums, du_self, j_start,
-    H, T, SIZES: tl.constexpr, scale,
-    TRANSPORT_SELF: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_J: tl.constexpr,
-    WHOLE: tl.constexpr, SCALED: tl.constexpr, ALONE: tl.constexpr,
+    H, T, K: tl.constexpr, scale, ALONE: tl.constexpr,
 ):  # fmt: skip
     """Add what the rows of `head` give to the gradients of the history at j_start.
 
     ALONE: no other head reads this history, and the sums so far are zeros.
     """
     # At widths of two tiles, and through pointers, a second loop spills or takes longer.
-    SPLIT: tl.constexpr = p1[2] is not None and SIZES[2] == 0
-    j = j_start + tl.arange(0, BLOCK_J)
+    SPLIT: tl.constexpr = p1[2] is not None and K.REST == 0
+    j = j_start + tl.arange(0, K.BLOCK_J)
     rows = tl.cast(head, tl.int64) * T
     # Self's entries of twice dU / scale and of F.
     du_self_j = tl.load(du_self + rows + j, mask=j < T, other=0.0) * (2.0 / scale)
     f_self_j = 0.0
-    if TRANSPORT_SELF:
+    if K.TRANSPORT_SELF:
         f_self_j = tl.sigmoid(-tl.load(gate_logit + rows + j, mask=j < T, other=0.0))
 
     DOCUMENTS: tl.constexpr = ends is not None
-    end_j, whole, end = _document_ends(ends, head // H, j_start, T, BLOCK_J, BLOCK_I)
-    first = j_start // BLOCK_I * BLOCK_I
+    end_j, whole, end = _document_ends(ends, head // H, j_start, T, K.BLOCK_J, K.BLOCK_I)
+    first = j_start // K.BLOCK_I * K.BLOCK_I
     owned = p2_j, info_j, du_self_j, f_self_j, end_j
     numbers = row_tiles, head, row_sums
     p1 = (_head(p1[0], p1[1], head, H), p1[2], p1[3])
@@ -633,32 +622,32 @@ def _scan_head(
         # The sums begin with Self's share: begun with zeros, as in the exchange-only ablation,
         # ptxas serialises the products (C7515).
         dp2_j, dinfo_j = sums
-        p1_j = _load(p1[0], j_start, T, SIZES, BLOCK_J, WHOLE)
-        dp2_self = _times(p1_j, du_self_j[:, None], SIZES)
-        dp2_j = dp2_self if ALONE else _plus(dp2_j, dp2_self, SIZES)
-        if TRANSPORT_SELF:
-            dy_j = _load(dy[0], j_start, T, SIZES, BLOCK_J, WHOLE)
-            dinfo_self = _times(dy_j, f_self_j[:, None], SIZES)
-            dinfo_j = dinfo_self if ALONE else _plus(dinfo_j, dinfo_self, SIZES)
+        p1_j = _load(p1[0], j_start, T, K, K.BLOCK_J, K.WHOLE)
+        dp2_self = _times(p1_j, du_self_j[:, None], K)
+        dp2_j = dp2_self if ALONE else _plus(dp2_j, dp2_self, K)
+        if K.TRANSPORT_SELF:
+            dy_j = _load(dy[0], j_start, T, K, K.BLOCK_J, K.WHOLE)
+            dinfo_self = _times(dy_j, f_self_j[:, None], K)
+            dinfo_j = dinfo_self if ALONE else _plus(dinfo_j, dinfo_self, K)
         sums = dp2_j, dinfo_j
         # As in the forward pass, the diagonal first and in a loop of its own.
-        past = tl.minimum(tl.cdiv(j_start + BLOCK_J, BLOCK_I) * BLOCK_I, end)
-        for i_start in tl.range(first, past, BLOCK_I, num_stages=1):
+        past = tl.minimum(tl.cdiv(j_start + K.BLOCK_J, K.BLOCK_I) * K.BLOCK_I, end)
+        for i_start in tl.range(first, past, K.BLOCK_I, num_stages=1):
             sums = _p2_info_tile(
-                sums, owned, p1, dy, numbers, i_start, j_start, T, SIZES, scale,
-                TRANSPORT_SELF, BLOCK_I, BLOCK_J, WHOLE, SCALED, SPLIT, True, DOCUMENTS,
+                sums, owned, p1, dy, numbers, i_start, j_start, T, K, scale, SPLIT,
+                DIAGONAL=True, BOUND=DOCUMENTS,
             )  # fmt: skip
         first = past
-    for i_start in range(first, whole, BLOCK_I):
+    for i_start in range(first, whole, K.BLOCK_I):
         sums = _p2_info_tile(
-            sums, owned, p1, dy, numbers, i_start, j_start, T, SIZES, scale,
-            TRANSPORT_SELF, BLOCK_I, BLOCK_J, WHOLE, SCALED, SPLIT, False, False,
+            sums, owned, p1, dy, numbers, i_start, j_start, T, K, scale, SPLIT,
+            DIAGONAL=False, BOUND=False,
         )  # fmt: skip
     if DOCUMENTS:
-        for i_start in tl.range(tl.maximum(first, whole), end, BLOCK_I, num_stages=1):
+        for i_start in tl.range(tl.maximum(first, whole), end, K.BLOCK_I, num_stages=1):
             sums = _p2_info_tile(
-                sums, owned, p1, dy, numbers, i_start, j_start, T, SIZES, scale,
-                TRANSPORT_SELF, BLOCK_I, BLOCK_J, WHOLE, SCALED, SPLIT, False, True,
+                sums, owned, p1, dy, numbers, i_start, j_start, T, K, scale, SPLIT,
+                DIAGONAL=False, BOUND=True,
             )  # fmt: skip
     return sums
 
@@ -667,62 +656,60 @@ def _scan_head(
 def p2_info_kernel(
     p1, p2, info, dy, p1_tiles, dy_tiles, p1_rests, dy_rests, row_tiles, ends,
     gate_logit, row_sums, du_self, dp2, dinfo,
-    p1_strides, p2_strides, info_strides, dy_strides, out_strides, H, T, scale,
-    TRANSPORT_SELF: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, REST: tl.constexpr,
-    BLOCK_I: tl.constexpr, BLOCK_J: tl.constexpr, WHOLE: tl.constexpr, SCALED: tl.constexpr,
-    GROUP: tl.constexpr,
+    p1_strides, p2_strides, info_strides, dy_strides, out_strides, H, T, scale, K: tl.constexpr,
 ):  # fmt: skip
     scale = tl.cast(scale, tl.float32)
     # The first of history is read by the most rows: program 0 starts first.
-    j_start = tl.program_id(1) * BLOCK_J
+    j_start = tl.program_id(1) * K.BLOCK_J
     shared = _program_head()
-    SIZES: tl.constexpr = (D, WIDE, REST)
-    p2 = _head(p2, p2_strides, shared, H // GROUP)
-    info = _head(info, info_strides, shared, H // GROUP)
-    p2_j = _scaled(_load(p2, j_start, T, SIZES, BLOCK_J, WHOLE), scale, SCALED)
-    info_j = _load(info, j_start, T, SIZES, BLOCK_J, WHOLE)
-    zeros = _zeros(SIZES, BLOCK_J)
+    p2 = _head(p2, p2_strides, shared, H // K.GROUP)
+    info = _head(info, info_strides, shared, H // K.GROUP)
+    p2_j = _scaled(_load(p2, j_start, T, K, K.BLOCK_J, K.WHOLE), scale, K.SCALED)
+    info_j = _load(info, j_start, T, K, K.BLOCK_J, K.WHOLE)
+    zeros = _zeros(K, K.BLOCK_J)
     sums = zeros, zeros
     p1 = p1, p1_strides, p1_tiles, p1_rests
     dy = dy, dy_strides, dy_tiles, dy_rests
-    if GROUP == 1:
+    if K.GROUP == 1:
         sums = _scan_head(
             sums, p2_j, info_j, p1, dy, row_tiles, ends, shared, gate_logit, row_sums, du_self,
-            j_start, H, T, SIZES, scale,
-            TRANSPORT_SELF, BLOCK_I, BLOCK_J, WHOLE, SCALED, True,
+            j_start, H, T, K, scale, ALONE=True,
         )  # fmt: skip
     else:
-        for member in range(GROUP):
+        for member in range(K.GROUP):
             sums = _scan_head(
-                sums, p2_j, info_j, p1, dy, row_tiles, ends, shared * GROUP + member, gate_logit,
-                row_sums, du_self, j_start, H, T, SIZES, scale,
-                TRANSPORT_SELF, BLOCK_I, BLOCK_J, WHOLE, SCALED, False,
+                sums, p2_j, info_j, p1, dy, row_tiles, ends, shared * K.GROUP + member, gate_logit,
+                row_sums, du_self, j_start, H, T, K, scale, ALONE=False,
             )  # fmt: skip
     dp2_j, dinfo_j = sums
-    dp2 = _head(dp2, out_strides, shared, H // GROUP)
-    dinfo = _head(dinfo, out_strides, shared, H // GROUP)
-    _store(dp2, _times(dp2_j, 0.5 * scale, SIZES), j_start, T, SIZES, BLOCK_J)
-    _store(dinfo, dinfo_j, j_start, T, SIZES, BLOCK_J)
+    dp2 = _head(dp2, out_strides, shared, H // K.GROUP)
+    dinfo = _head(dinfo, out_strides, shared, H // K.GROUP)
+    _store(dp2, _times(dp2_j, 0.5 * scale, K), j_start, T, K, K.BLOCK_J)
+    _store(dinfo, dinfo_j, j_start, T, K, K.BLOCK_J)
 
 
 # Launches
 
 
-def _options(launch: Launch, p1: Tensor, p2: Tensor, transport_self: bool, described: bool) -> dict:
-    """The constants that all passes take, and Triton's options."""
+def _options(
+    launch: Launch, p1: Tensor, p2: Tensor, transport_self: bool, described=False, repairs=False
+) -> dict:
+    """The constants of a pass, and Triton's options; described: it scans through descriptors."""
     D = p1.shape[3]
     wide, rest = split_width(D, described and launch.padded)
-    return {
-        "TRANSPORT_SELF": transport_self,
-        "D": D,
-        "WIDE": wide,
-        "REST": rest,
-        "BLOCK_I": launch.block_i,
-        "BLOCK_J": launch.block_j,
-        "WHOLE": p1.shape[2] % max(launch.block_i, launch.block_j) == 0,
-        "SCALED": described and scales_exactly(p1),
-        "GROUP": p1.shape[1] // p2.shape[1],
-    } | launch.options()
+    constants = Constants(
+        TRANSPORT_SELF=transport_self,
+        D=D,
+        WIDE=wide,
+        REST=rest,
+        BLOCK_I=launch.block_i,
+        BLOCK_J=launch.block_j,
+        WHOLE=not repairs and p1.shape[2] % max(launch.block_i, launch.block_j) == 0,
+        SCALED=described and scales_exactly(p1),
+        ONLINE=repairs or keeps_maximum(p1.dtype),
+        GROUP=p1.shape[1] // p2.shape[1],
+    )
+    return {"K": constants} | launch.options()
 
 
 def scales_exactly(x: Tensor) -> bool:
@@ -759,11 +746,11 @@ def forward(
     _, H, T, D = p1.shape
     launch, described = launches.forward, launches.descriptors
     options = _options(launch, p1, p2, transport_self, described)
-    owned = _describe(p1, launch.block_i, options["WIDE"]) if described else None
+    owned = _describe(p1, launch.block_i, options["K"].WIDE) if described else None
     forward_kernel[grid(p1, launch.block_i)](
         p1, p2, info, owned, *_scanned(launches, launch, launch.block_j, p2, info),
         lam, starts, y, gate_logit, log_norm, p1.stride(), p2.stride(), info.stride(), y.stride(),
-        H, T, 1 / math.sqrt(D), tau, ONLINE=keeps_maximum(p1.dtype), **options,
+        H, T, 1 / math.sqrt(D), tau, **options,
     )  # fmt: skip
 
 
@@ -773,12 +760,10 @@ def repair(
 ) -> None:  # fmt: skip
     """Fill the rows whose sums left the range of a forward without a running maximum."""
     B, H, T, D = p1.shape
-    options = _options(launches.repair, p1, p2, transport_self, False)
-    del options["WHOLE"], options["SCALED"]
-    repair_kernel[B * H, triton.cdiv(T, REPAIRED_ROWS)](
+    repair_kernel[B * H, cdiv(T, REPAIRED_ROWS)](
         p1, p2, info, lam, starts, y, gate_logit, log_norm,
         p1.stride(), p2.stride(), info.stride(), y.stride(), H, T, 1 / math.sqrt(D), tau,
-        ROWS=REPAIRED_ROWS, **options,
+        ROWS=REPAIRED_ROWS, **_options(launches.repair, p1, p2, transport_self, repairs=True),
     )  # fmt: skip
 
 
@@ -794,7 +779,7 @@ def backward(
     # A pair a row, or for TMA two planes of rows of a multiple of 16 bytes.
     row_sums = log_norm.new_empty((B * H, 2, -(-T // 4) * 4) if described else (B * H, T, 2))
     du_self = log_norm.new_empty((B, H, T))
-    dlam_partial = log_norm.new_empty(B * H * triton.cdiv(T, launch.block_i))
+    dlam_partial = log_norm.new_empty(B * H * cdiv(T, launch.block_i))
     p1_kernel[grid(p1, launch.block_i)](
         p1, p2, info, y, dy, *_scanned(launches, launch, launch.block_j, p2, info), starts,
         gate_logit, log_norm, row_sums, du_self, dlam_partial, dp1,

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from relation.kernels.common import empty_tokens, padded_width
+from relation.kernels.common import cdiv, empty_tokens, next_power_of_2, padded_width
 from relation.kernels.linear_relation.general import (
     coordinates_kernel,
     information_kernel,
@@ -30,15 +30,6 @@ LONGEST_SEGMENT = 16
 # y, C_T, and what the backward pass takes beside the inputs: `Prepared`, then `States`.
 Results = tuple[(Tensor,) * 9]
 Gradients = tuple[(Tensor,) * 5]
-
-
-def cdiv(a: int, b: int) -> int:
-    """a / b rounded up; Triton's takes several microseconds on the host, as its next function."""
-    return -(-a // b)
-
-
-def next_power_of_2(n: int) -> int:
-    return 1 << (n - 1).bit_length()
 
 
 class Call(NamedTuple):

@@ -6,9 +6,9 @@ dispatch as on two launches.
 """
 
 import torch
-from torch.autograd.function import once_differentiable
 from torch.library import custom_op
 
+from relation.kernels.available import may_launch
 from relation.kernels.common import empty_tokens
 from relation.kernels.linear_relation.launch import Call, launch_backward, launch_forward
 
@@ -52,11 +52,15 @@ linear_forward.register_autograd(_differentiate, setup_context=_save)
 
 
 class EagerRelation(torch.autograd.Function):
-    """The same without the operators' dispatch."""
-
-    forward, setup_context = staticmethod(launch_forward), staticmethod(_save)
+    """The same without the operators' dispatch, in one part: see `flash_relation.op`."""
 
     @staticmethod
-    @once_differentiable
+    def forward(ctx, *inputs):
+        output = launch_forward(*inputs)
+        _save(ctx, inputs, output)
+        return output
+
+    @staticmethod
     def backward(ctx, *gradients):
-        return _differentiate(ctx, *gradients, launch=launch_backward)
+        launch = launch_backward if may_launch(*gradients) else linear_backward
+        return _differentiate(ctx, *gradients, launch=launch)

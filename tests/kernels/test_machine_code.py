@@ -5,6 +5,7 @@
 
 import re
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -26,7 +27,7 @@ if INTERPRETED:
 
 from fake_gpu import fake_gpu
 
-from relation.kernels.flash_relation.launch import launch_backward, launch_forward
+from relation.kernels.flash_relation import launch as flash
 from relation.kernels.flash_relation.launches import Launches, load_launches
 from relation.kernels.linear_relation import launch, launches
 
@@ -127,10 +128,11 @@ def compile_flash(architecture: str, launches: Launches, documents=False) -> dic
     dtype = torch.bfloat16 if launches.bits == 16 else torch.float32
     p1, p2, info, dy = torch.zeros(4, 1, 130, 2, launches.widest, dtype=dtype).transpose(2, 3)
     starts = torch.zeros(1, 130, dtype=torch.int32) if documents else None
-    with fake_gpu(architecture) as compiled:
-        kept = launch_forward(p1, p2, info, torch.ones(()), 2.0, True, launches, starts=starts)
-        rest = 2.0, True, launches
-        launch_backward(dy, p1, p2, info, *kept, *rest, starts=starts, ends=starts)
+    given = 2.0, True, starts, starts
+    with fake_gpu(architecture) as compiled, patch.object(flash, "select_launches") as selected:
+        selected.return_value = launches
+        kept = flash.launch_forward(p1, p2, info, torch.ones(()), *given)
+        flash.launch_backward(dy, p1, p2, info, *kept, *given)
     return compiled
 
 

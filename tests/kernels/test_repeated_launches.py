@@ -23,18 +23,19 @@ OPERATORS = ("flash", "flash with documents", "linear")
 Tensors = tuple[torch.Tensor, ...]
 
 
-def test_nothing_keeps_a_calls_tensors():
-    from relation.kernels.flash_relation.launch import launch_backward, launch_forward
+def test_nothing_keeps_a_calls_tensors(monkeypatch):
+    from relation.kernels.flash_relation import launch
     from relation.kernels.flash_relation.launches import load_launches
 
     entry = next(e for e in load_launches()["sm_90"] if e.bits == 16 and e.widest == 64)
+    monkeypatch.setattr(launch, "select_launches", lambda *given: entry)
     given = [x.bfloat16().transpose(1, 2) for x in torch.randn(4, 1, 130, 2, 64)]
     alive = [weakref.ref(x) for x in given]
     with fake_gpu("sm_90"):
         for _ in range(2):
             p1, p2, info, dy = given
-            kept = launch_forward(p1, p2, info, torch.tensor(0.5), 2.0, True, entry)
-            launch_backward(dy, p1, p2, info, *kept, 2.0, True, entry)
+            kept = launch.launch_forward(p1, p2, info, torch.tensor(0.5), 2.0, True)
+            launch.launch_backward(dy, p1, p2, info, *kept, 2.0, True)
     del given, p1, p2, info, dy, kept
     gc.collect()
     assert [x() for x in alive] == [None] * 4
