@@ -39,25 +39,6 @@ def test_full_and_tiled_are_the_papers_sums(T, D, H, lam, tau, transport_self, s
 
 @pytest.mark.parametrize("silu", [True, False])
 @pytest.mark.parametrize("transport_self", [True, False])
-@pytest.mark.parametrize(
-    ("T", "tile", "H", "D"),
-    [(1, 4, 1, 6), (2, 1, 2, 60), (63, 16, 2, 60), (63, 63, 1, 6), (130, 13, 1, 6),
-     (130, 999, 2, 60), (1000, 128, 1, 6)],
-)  # fmt: skip
-def test_tiling_changes_no_value_and_no_gradient(monkeypatch, T, tile, H, D, transport_self, silu):
-    monkeypatch.setattr("relation.ops.tiled.TILE", tile)
-    *inputs, dy = draw(2, H, T, D, count=4)
-    options = {"transport_self": transport_self, "silu": silu}
-    ours, reference = (
-        differentiate(operator, (*inputs, LAM), dy, **options)
-        for operator in (ops.tiled_relation, ops.full_relation)
-    )
-    for actual, expected in zip(ours, reference, strict=True):
-        assert_close(actual, expected, T + D)
-
-
-@pytest.mark.parametrize("silu", [True, False])
-@pytest.mark.parametrize("transport_self", [True, False])
 @pytest.mark.parametrize("operator", FULL)
 @pytest.mark.parametrize("T", [1, 5])
 def test_gradients_of_full_relation_are_derivatives(monkeypatch, operator, T, transport_self, silu):
