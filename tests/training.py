@@ -142,7 +142,7 @@ def start(folder: Path, data: Path, processes: int = 1, **options) -> subprocess
     """A small run in a process of its own, or in several that torchrun starts.
 
     It writes into out/ and resume/ of `folder`. changes: of the specification; dies: the update in
-    which it is killed by SIGKILL.
+    which it is killed by SIGKILL; refused: of a specification that it tries first.
     """
     environment = {
         **os.environ,
@@ -172,10 +172,13 @@ def _train_here(folder: Path, data: Path, options: dict) -> None:
 
     torch.set_num_threads(1)
     run.wsd = schedule
-    try:
-        run.train(small_run(**options.get("changes", {})), data, folder / "out", folder / "resume")
-    except RelationError as error:
-        sys.exit(f"error: {error}")
+    given = data, folder / "out", folder / "resume"
+    if "refused" in options:
+        try:
+            run.train(small_run(**options["refused"]), *given)
+        except (RelationError, SystemExit) as error:
+            print(f"refused: {error}", flush=True)
+    run.train(small_run(**options.get("changes", {})), *given)
     print(f"updates: {len(begun)}")
 
 

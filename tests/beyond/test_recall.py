@@ -136,7 +136,7 @@ def test_a_training_does_not_depend_on_those_before_it(tmp_path: Path) -> None:
 
 def test_a_model_learns_to_recall(tmp_path: Path) -> None:
     """MHA of two layers, which is known to; the share by chance is 1 in 32."""
-    changes = {"tasks": ((16, 2),), "learning_rates": (1e-2,), "seeds": (1,), "sequences": 32}
-    changes |= {"updates": 300, "warmup_updates": 30, "tested": 64}
+    changes = {"tasks": ((16, 2),), "learning_rates": (2e-2,), "seeds": (1,), "sequences": 32}
+    changes |= {"updates": 100, "warmup_updates": 10, "tested": 64}
     rows = recalled(tmp_path, given("mha", "AA", width=32, **changes))
     assert rows["right"].sum() > 0.2 * rows["queries"].sum()
