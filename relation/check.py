@@ -365,7 +365,7 @@ def gradient_rows(side: Side, scale: str, check: Check, device: torch.device) ->
 
     Of a step whose kernels the host launches and, where it replays CUDA graphs, of a replay.
     """
-    model = Execution(**side.backends, compiled=check.compile).decoder(side.model, device)
+    model = Decoder(side.model, Execution(**side.backends, compiled=check.compile), device=device)
     kept: dict[str, Tensor] = {}
 
     def keep(loss: Tensor) -> None:
@@ -378,7 +378,7 @@ def gradient_rows(side: Side, scale: str, check: Check, device: torch.device) ->
     steps = {"launched": [step.uncaptured()]}
     if check.compile and device.type == "cuda":
         steps["replayed"] = [step, step]  # its first update is launched, the next captures graphs
-    truth, eager = (Execution(**_TRUTH).decoder(side.model, device) for _ in range(2))
+    truth, eager = (Decoder(side.model, Execution(**_TRUTH), device=device) for _ in range(2))
     truth.double()
     initial = {name: tensor.clone() for name, tensor in eager.state_dict().items()}
 

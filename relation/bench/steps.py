@@ -19,7 +19,7 @@ from relation import machine
 from relation.bench.rounds import Answers, median_columns, record, synchronize
 from relation.errors import InputError, RunError
 from relation.jobs import Bench, Side
-from relation.nn import Execution
+from relation.nn import Decoder, Execution
 from relation.train.step import UpdateStep, build_optimizer
 from relation.variants import backends_of
 
@@ -36,7 +36,7 @@ def updates(bench: Bench, side: Side, device: torch.device, tokens: Path | None 
     Raises RunError for a loss that is not finite.
     """
     on_gpu = device.type == "cuda"
-    model = Execution(**side.backends, compiled=bench.compile).decoder(side.model, device)
+    model = Decoder(side.model, Execution(**side.backends, compiled=bench.compile), device=device)
     options = dict(bench.optimizer)
     rate, clip = options["learning_rate"], options.pop("gradient_clip")
     adamw = build_optimizer(model, **options)

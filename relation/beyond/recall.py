@@ -149,7 +149,7 @@ def _trainer(
     Trainings share one model, with its compiled code and CUDA graphs. Raises InputError where the
     device cannot run a backend, RunError where a parameter never learns.
     """
-    model = Execution(**recall.backends, compiled=recall.compile).decoder(config, device)
+    model = Decoder(config, Execution(**recall.backends, compiled=recall.compile), device=device)
     options = dict(recall.optimizer)
     clip = options.pop("gradient_clip")
     optimizer = build_optimizer(model, 0.0, **options)

@@ -23,6 +23,7 @@ from transformers.utils import can_return_tuple
 from relation.errors import InputError
 from relation.kernels.documents import Documents
 from relation.nn import Decoder, DecodeState
+from relation.nn.model import places_of
 from relation.variants import FULL, ModelConfig
 
 # A model of 10M parameters: transformers makes a configuration without arguments to compare with.
@@ -224,7 +225,7 @@ class RelationModel(RelationPreTrainedModel):
         decoder = self.decoder
         if not (self.gradient_checkpointing and self.training):
             return decoder.states(tokens, documents)
-        x, rope = decoder.embed(tokens), decoder.text_tables(tokens, documents)
+        x, rope = decoder.embed(tokens), decoder.rope_tables(places_of(tokens, documents))
         for block in decoder.blocks:
             x = self._gradient_checkpointing_func(block, x, rope, None, documents)
         return decoder.norm(x)

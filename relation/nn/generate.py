@@ -145,7 +145,7 @@ class _Layer:
 
     def __init__(self, letter: str, block: Block, dtype: torch.dtype):
         mixer, ffn, self.letter = block.mixer, block.ffn, letter
-        wi = mixer.mixed_wi() if mixer.mixes else mixer.wi.weight
+        wi = mixer.wi.weight if mixer.theta is None else mixer.mixed_wi()
         readers = [mixer.w1.weight, mixer.w2.weight, wi]
         if isinstance(mixer, LinearRelationMixer):
             vectors = mixer.a_log.detach().float(), mixer.dt_bias.detach().float()

@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from relation.kernels.checks import without_autocast
 from relation.kernels.documents import Documents, token_counts
-from relation.ops.full import check
+from relation.ops.full import check_relation
 
 TILE = 128
 
@@ -154,7 +154,7 @@ def tiled_relation(
 
     Tiles without a token's document are not formed, nor copies of p2 and info for heads that share.
     """
-    groups = check(lam, tau, documents, p1=p1, p2=p2, info=info)
+    groups = check_relation(lam, tau, documents, p1=p1, p2=p2, info=info)
     wide = torch.promote_types(p1.dtype, torch.float32)
     log_i, starts = token_counts(documents, p1, wide).log(), None
     if documents is not None:

@@ -75,7 +75,8 @@ def _train(
     # Model and optimiser: weights from the seed, equal in both runs of a pair.
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    model = Execution(**run.backends, compiled=run.compile).decoder(run.model, device)
+    execution = Execution(**run.backends, compiled=run.compile)
+    model = Decoder(run.model, execution, seed=None, device=device)
     model.initialise(run.seed, run.init_key or "")
     init_hash = shared_weights_hash(model)
     decay = (run.weight_decay, run.decay_embedding, run.decay_vectors)
