@@ -59,9 +59,9 @@ class Records:
 FRAMES = tuple(f.name for f in fields(Records) if f.type is pd.DataFrame and f.name != "planned")
 
 
-def paper_scale(scale: str) -> str | None:
-    """The paper's scale that another one stands for: its prefix, as in 100M28pc or 10M-mini."""
-    return next((theirs for theirs in SCALES if str(scale).startswith(theirs)), None)
+def paper_scale(scale: str) -> str:
+    """The paper's scale that another one stands for, its prefix, as of 100M28pc; else itself."""
+    return next((theirs for theirs in SCALES if str(scale).startswith(theirs)), scale)
 
 
 def anchors(setting: Setting, kind: str, rows: pd.DataFrame) -> pd.Series:
@@ -126,7 +126,7 @@ def _frame(
         unscaled = setting.scales is None or any(scale in SCALES for scale in setting.scales)
         rows = rows[rows["scale"].fillna("").isin([*scales, *([""] * unscaled)])]
         rows = rows.assign(own_scale=rows["scale"])
-        rows["scale"] = rows["scale"].map({s: paper_scale(s) or s for s in rows["scale"].unique()})
+        rows["scale"] = rows["scale"].map(paper_scale)
         rows = rows.sort_values("scale", key=lambda each: each.map(_ORDER), kind="stable")
     return rows.assign(source=f"{folder / kind}.parquet#" + anchors(setting, kind, rows))
 
@@ -145,7 +145,7 @@ def _planned(
     def add(kind: str, key: tuple, hash: str, log: str, why: str = "") -> None:
         status, reason = ("ok", "") if hash in hashes[kind] else _failure(logs / log)
         reason = why if status == "not run" else reason
-        rows.append((kind, paper_scale(key[0]) or key[0], *key[1:], key[0], status, reason))
+        rows.append((kind, paper_scale(key[0]), *key[1:], key[0], status, reason))
 
     for run in campaign.planned:
         if run.variation != setting.variation or run.scale not in scales:

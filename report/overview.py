@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from relation.variants import PAIRED
-from report import paper, stats
+from report import data, paper, stats
 from report.claims import Judged
 from report.data import Setting, bits_per_character
 from report.evidence import VERDICTS, Evidence, axis
@@ -52,14 +52,15 @@ def place_of(scale: str) -> int:
 
 
 def compared(
-    settings: Sequence[Setting], of_settings: Sequence[list[dict]], miniature: bool
+    settings: Sequence[Setting], of_settings: Sequence[pd.DataFrame], miniature: bool
 ) -> list[dict[str, Any]]:
-    """The rows of `differences` of each setting, scales together, and how each is shown.
+    """The rows of `differences` of each setting's runs, scales together, and how each is shown.
 
     Further keys: setting, its place; shown, as evidence; places, on the axis of all. miniature:
     nothing is set against the paper.
     """
-    rows = [row | {"setting": k} for k, found in enumerate(of_settings) for row in found]
+    found = enumerate(map(differences, of_settings))
+    rows = [row | {"setting": k} for k, of in found for row in of]
     rows.sort(key=lambda row: place_of(row["scale"]))
     for row in rows:
         label = row["own_scale" if miniature else "scale"]
@@ -90,6 +91,23 @@ def answer(rows: Sequence[Evidence]) -> str:
 def _by(row: Evidence) -> str:
     ends = (f"{abs(end):.4f}" for end in sorted((row.low, row.high), key=abs))
     return f"by {abs(row.ours):.4f} nat/token (95% {' to '.join(ends)}, {row.n} pairs)"
+
+
+def losses(of_settings: Sequence[pd.DataFrame]) -> list[dict[str, Any]]:
+    """Final NLL by scale and variant, which shows a change of one key on a single run too.
+
+    of_settings: runs. A row has scale, variant and, a setting each, `cells`: the mean over its
+    seeds, and less the first setting on the seeds of both; Estimates, with n = 0 for none.
+    """
+    key = ["own_scale", "variant", "seed"]
+    nll = [runs.set_index(key)["final_nll"] for runs in of_settings]
+    wide = pd.concat(nll, axis=1, keys=range(len(nll))).dropna(how="all")
+    rows = []
+    for (scale, variant), own in wide.groupby(level=key[:2], sort=False):
+        apart = own.sub(own[0], axis=0)
+        cells = [[stats.mean(of[k].dropna()) for of in (own, apart)] for k in own]
+        rows.append({"scale": scale, "variant": data.title(variant), "cells": cells})
+    return sorted(rows, key=lambda row: place_of(data.paper_scale(row["scale"])))
 
 
 def cost(cells: pd.DataFrame) -> str:

@@ -49,7 +49,7 @@ class Shown:
     miniature: bool
     cells: pd.DataFrame
     judged: list[claims.Judged]
-    pairs: list[dict[str, Any]]
+    runs: pd.DataFrame
     drawn: list[str]
     planned: pd.DataFrame
     systems: list[dict[str, Any]]
@@ -79,7 +79,8 @@ def build(campaign: plan.Campaign, out: Path, published: bool) -> None:
     verdicts = zip(*judged.values(), strict=True)
     printed = render.write(tables.EVERY, cells, settings, out, verdicts)
     by_claim, pictures, miniature = _claims(judged), _pictures(found), found[0].miniature
-    apart = overview.compared(settings, [each.pairs for each in found], miniature)
+    runs = [each.runs for each in found]
+    apart = overview.compared(settings, runs, miniature)
     pages = {
         "claims.html": {"claims": by_claim},
         "tables.html": {"tables": _tables(printed)},
@@ -99,6 +100,7 @@ def build(campaign: plan.Campaign, out: Path, published: bool) -> None:
             "claims": by_claim,
             "miniature": miniature,
             "headlines": overview.headlines(cells, settings, miniature),
+            "losses": overview.losses(runs),
             "missing": missing(found, published),
             "again": [each.again for each in found],
         },
@@ -136,8 +138,7 @@ def _shown(setting: Setting, campaign: plan.Campaign, out: Path, published: bool
     # A campaign that was started for some of its scales is made again for these.
     chosen = {} if published else {"scales": setting.scales or campaign.scales}
     again = command(setting, published, **chosen)
-    pairs = overview.differences(found.runs)
-    kept = (cells, judged, pairs, drawn, found.planned, systems, again)
+    kept = (cells, judged, found.runs, drawn, found.planned, systems, again)
     return Shown(setting, found.miniature, *kept)
 
 

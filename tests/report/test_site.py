@@ -194,8 +194,7 @@ def test_the_first_page_compares_pairs_that_chose_nothing_and_any_scale() -> Non
     runs = load("books", "nearest").runs
     own = runs[runs["scale"] == "30M"].assign(scale="1B", own_scale="1B")
     settings = [Setting("books", "nearest"), Setting("mine")]
-    pairs = [overview.differences(each) for each in (runs, own)]
-    rows = overview.compared(settings, pairs, miniature=False)
+    rows = overview.compared(settings, [runs, own], miniature=False)
     shown = [(row["shown"].label, row["shown"].n, round(row["shown"].ours, 4)) for row in rows]
     assert shown[:2] == [("10M", 28, -0.0363), ("30M", 3, 0.0065)]
     assert shown[-1] == ("1B", 3, 0.0065) and rows[-1]["paper"] is None
@@ -207,3 +206,14 @@ def test_seeds_that_a_variation_plans_are_not_further():
     nearest = load("books", "nearest").runs.query("scale == '10M'")
     assert set(nearest.loc[~nearest["further"], "seed"]) == {42, 43, 44}
     assert nearest["further"].any()
+
+
+def test_the_loss_of_one_run_with_one_key_changed_stands_beside_the_campaigns() -> None:
+    runs = load(CAMPAIGN, "scaled-sd-0.02").runs
+    full = runs.query("variant == 'full' and own_scale == '10M-mini'")
+    mine = full.query("seed == 143").assign(final_nll=4.5)
+    rows = {row["variant"]: row["cells"] for row in overview.losses([runs, mine])}
+    (theirs, _), (nll, less) = rows["Full Relation"]
+    assert (theirs.n, nll.n, nll.value) == (len(full), 1, 4.5)
+    assert less.value == pytest.approx(4.5 - full.query("seed == 143")["final_nll"].item())
+    assert rows["MHA"][1][0].n == 0  # not run
