@@ -26,8 +26,7 @@ from relation.data.windows import IGNORED
 from relation.jobs import Recall
 from relation.machine import Progress, claim, describe, to_device
 from relation.nn import Decoder, Execution
-from relation.train.run import check_all_learn
-from relation.train.step import UpdateStep, autocast, build_optimizer, wsd
+from relation.train.step import UpdateStep, autocast, build_optimizer, check_all_learn, wsd
 from relation.variants import ModelConfig, parameters
 
 FILLER = 0

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from relation import kernels
 from relation.data.windows import IGNORED, Mask, validation_batches
+from relation.errors import RunError
 from relation.kernels.checks import projection_dtype
 from relation.kernels.documents import Documents
 from relation.machine import to_device
@@ -81,6 +82,24 @@ def build_optimizer(
     groups = [(decayed, weight_decay), (plain, 0.0)]
     groups = [{"params": params, "weight_decay": decay} for params, decay in groups if params]
     return AdamW(groups, lr=learning_rate, betas=tuple(betas), eps=eps, fused=True)
+
+
+def check_all_learn(model: torch.nn.Module, optimizer: torch.optim.Adam, run: str) -> None:
+    """Raise RunError where a parameter has had gradients of zero alone.
+
+    Every parameter gets a non-zero gradient in update 1. A compiler bug can drop one silently, and
+    the run would still finish.
+    """
+    moments = [optimizer.state[p]["exp_avg"] for p in model.parameters()]
+    learned = torch.stack([moment.any() for moment in moments]).tolist()
+    names = [name for name, _ in model.named_parameters()]
+    idle = [name for name, learns in zip(names, learned, strict=True) if not learns]
+    if idle:
+        raise RunError(
+            f"{run}: the gradient of {', '.join(idle)} is zero, so this PyTorch "
+            f"({torch.__version__}) differentiates the model wrongly; use the pinned version, or "
+            "`compile: false` in config.yaml where the campaign compiles"
+        )
 
 
 def summed_nll(
