@@ -19,8 +19,6 @@ from relation.errors import RunError
 from relation.nn import Decoder, Execution, ModelConfig
 from relation.nn.generate import (
     BLOCK,
-    Places,
-    Prepared,
     Sampling,
     continuations,
     generate_batch,
@@ -29,6 +27,7 @@ from relation.nn.generate import (
     stream_text,
     why_plain,
 )
+from relation.nn.replay import Places, Prepared
 
 GREEDY = Sampling(temperature=0)
 PROMPTS = ([5, 2, 7, 1], [3], [9, 9, 4, 1, 0, 2, 8])
