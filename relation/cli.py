@@ -18,7 +18,7 @@ from relation import records
 from relation.config import CONFIG, parsed, reference
 from relation.errors import InputError, RelationError, check_among
 from relation.plan import WHY_UNMEASURED, Campaign, Run, load
-from relation.variants import parameters
+from relation.variants import parameter_count
 
 RUN = "SCALE/VARIATION/VARIANT/SEED"
 Options = argparse.Namespace
@@ -201,7 +201,7 @@ def _models(campaign: Campaign) -> list[dict[str, Any]]:
     """A row a scale, variation and variant: the geometry, and its parameters."""
     rows = {}
     for run in campaign.planned:
-        counted = {"parameters": parameters(run.model), "vocab": run.model.vocab_size}
+        counted = {"parameters": parameter_count(run.model), "vocab": run.model.vocab_size}
         row = {"data_title": run.data.title, **counted}
         for name in set(records.columns("models")) - {*row, *records.ORIGIN}:
             row[name] = getattr(run if hasattr(run, name) else run.model, name)
@@ -252,7 +252,7 @@ def _plan(campaign: Campaign, options: Options) -> None:
     print(f"{campaign.title}: {campaign.description}")
     for scale, variant in dict.fromkeys((run.scale, run.variant) for run in campaign.runs):
         models = (r.model for r in campaign.runs if (r.scale, r.variant) == (scale, variant))
-        print(f"  {scale} {variant}: {parameters(next(models)):,} parameters")
+        print(f"  {scale} {variant}: {parameter_count(next(models)):,} parameters")
     done = records.published_hashes("runs", campaign.name) if campaign.published else ()
     shipped = [run for run in campaign.runs if run.hash in done]
     print(f"{len(campaign.runs)} runs are chosen; {len(shipped)} of them are shipped.")
@@ -269,7 +269,7 @@ def _plan(campaign: Campaign, options: Options) -> None:
         hours[f"{run.scale}/{run.variation}"] += run.budget_tokens / speed / 3600
     print(*(f"  {name}: {_told(value)} of training" for name, value in hours.items()), sep="\n")
     unit = "GPU" if campaign.device == "cuda" else "core"
-    disk = sum(4 * parameters(run.model) for run in runs) / 2**30  # FP32
+    disk = sum(4 * parameter_count(run.model) for run in runs) / 2**30  # FP32
     print(f"Training takes some {_told(sum(hours.values()))} of one {unit} at expected speeds.")
     size = f"{disk:,.1f} GiB" if disk >= 1 else f"{disk * 1024:,.0f} MiB"
     print(f"Checkpoints take {size} of disk.")

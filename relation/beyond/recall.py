@@ -27,7 +27,7 @@ from relation.jobs import Recall
 from relation.machine import Progress, claim, describe, to_device
 from relation.nn import Decoder, Execution
 from relation.train.step import UpdateStep, autocast, build_optimizer, check_all_learn, wsd
-from relation.variants import ModelConfig, parameters
+from relation.variants import ModelConfig, parameter_count
 
 FILLER = 0
 # What the stream of uniform numbers is keyed by, beside a seed where there is one.
@@ -192,7 +192,7 @@ def rows_of(recall: Recall, device: torch.device, progress: Progress) -> Iterato
             "status": "PASS",
             "reason": None,
             "width": width,
-            "parameters": parameters(model.config),
+            "parameters": parameter_count(model.config),
             "learning_rate": rate,
             "seed": seed,
             "validation_accuracy": accuracy,

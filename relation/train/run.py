@@ -49,7 +49,7 @@ from relation.train.step import (
     nll_of,
     wsd,
 )
-from relation.variants import LINEAR, backends_of, parameters
+from relation.variants import LINEAR, backend_names, parameter_count
 
 if TYPE_CHECKING:
     from relation.jobs import Run
@@ -303,7 +303,7 @@ def _write(
         **{name: getattr(run, name) for name in own},
         **{name: getattr(config, name) for name in ("layout", "d_model", "heads", "d_ff")},
         **measured,
-        "parameters": parameters(config),
+        "parameters": parameter_count(config),
         "vocabulary": config.vocab_size,
         "corpus": run.data.title,
         "corpus_fingerprint": rows["train"]["fingerprint"],
@@ -317,7 +317,7 @@ def _write(
         "tokens_per_second": trained / seconds if done else None,
         "median_tokens_per_second": median(rates) if done else None,
         "processes": state.processes[0] if len(state.processes) == 1 else None,
-        "backend": backends_of(config, run.backends),
+        "backend": backend_names(config, run.backends),
         "specification": json.dumps(run.specification(), sort_keys=True),
         "former_hash": None,
     }

@@ -11,7 +11,7 @@ from torch import Tensor
 from relation.errors import InputError
 from relation.kernels.documents import Documents
 from relation.nn import Decoder, Execution, ModelConfig
-from relation.variants import VARIANTS, parameters
+from relation.variants import VARIANTS, parameter_count
 
 BACKBONES = {
     "10M": {"layers": 6, "d_model": 384, "heads": 8, "d_ff": 768, "vocab_size": 4096},
@@ -75,7 +75,7 @@ def test_initial_weights_are_pinned_to_the_bit(variant):
     ],
 )
 def test_parameter_counts_are_the_papers(scale, variant, count):
-    assert parameters(ModelConfig.for_variant(variant, **BACKBONES[scale])) == count
+    assert parameter_count(ModelConfig.for_variant(variant, **BACKBONES[scale])) == count
 
 
 @pytest.mark.parametrize("changes", [{}, {"kv_heads": 2}])
@@ -84,7 +84,7 @@ def test_a_count_without_a_model_is_the_models(variant, changes):
     changes = {} if variant in ("raw-x", "single-head") else changes
     config = ModelConfig.for_variant(variant, **TINY, **changes)
     with torch.device("meta"):
-        assert parameters(config) == sum(p.numel() for p in Decoder(config).parameters())
+        assert parameter_count(config) == sum(p.numel() for p in Decoder(config).parameters())
 
 
 def transcription(model: Decoder, tokens: Tensor) -> tuple[Tensor, list[Tensor]]:
