@@ -1,6 +1,8 @@
 """The records of one setting, a column of the report: a campaign, a variation and its scales."""
 
 import math
+import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache, cached_property
@@ -16,7 +18,6 @@ from report.paper import SCALES
 RUN_KINDS = ("runs", "losses", "probes", "flow", "curves", "maps", "lengths")
 RUN_KEY = ["scale", "variant", "seed"]
 PLANNED = ["kind", *RUN_KEY, "further", "own_scale", "status", "reason"]
-_ORDER = {scale: place for place, scale in enumerate(SCALES)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +63,12 @@ FRAMES = tuple(f.name for f in fields(Records) if f.type is pd.DataFrame and f.n
 def paper_scale(scale: str) -> str:
     """The paper's scale that another one stands for, its prefix, as of 100M28pc; else itself."""
     return next((theirs for theirs in SCALES if str(scale).startswith(theirs)), scale)
+
+
+def size(scale: str) -> int:
+    """What scales are sorted by: the millions in a name, as in 30M-mini; others come last."""
+    millions = re.match(r"\d+(?=M)", scale)
+    return int(millions[0]) if millions else sys.maxsize
 
 
 def anchors(setting: Setting, kind: str, rows: pd.DataFrame) -> pd.Series:
@@ -127,7 +134,7 @@ def _frame(
         rows = rows[rows["scale"].fillna("").isin([*scales, *([""] * unscaled)])]
         rows = rows.assign(own_scale=rows["scale"])
         rows["scale"] = rows["scale"].map(paper_scale)
-        rows = rows.sort_values("scale", key=lambda each: each.map(_ORDER), kind="stable")
+        rows = rows.sort_values("scale", key=lambda each: each.map(size), kind="stable")
     return rows.assign(source=f"{folder / kind}.parquet#" + anchors(setting, kind, rows))
 
 

@@ -12,7 +12,7 @@ from relation import plan, records
 from relation.variants import PAIRED
 from report import claims, data, overview, paper, readings, stats, study, table, tables
 from report.figures.style import signed
-from report.render import number_text
+from report.render import number
 
 PUBLISHED = Path("results/published")
 # Cells of the tables that the pages quote: table, row and column.
@@ -29,7 +29,7 @@ def less(name: str, differences: pd.Series, form: str = "+.4f") -> None:
     """Print the mean of differences by seed, with its interval, and few of them one by one."""
     found = differences.dropna()
     if len(found):
-        values = ", ".join(number_text(each, form) for each in found) if len(found) < 4 else ""
+        values = ", ".join(number(each, form) for each in found) if len(found) < 4 else ""
         print(f"{name}: {signed(stats.mean(found), form)}, n = {len(found)}; {values}")
 
 

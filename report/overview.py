@@ -46,11 +46,6 @@ def differences(runs: pd.DataFrame) -> list[dict[str, Any]]:
     return rows
 
 
-def place_of(scale: str) -> int:
-    """Where a scale stands among the paper's; others come last."""
-    return SCALES.index(scale) if scale in SCALES else len(SCALES)
-
-
 def compared(
     settings: Sequence[Setting], of_settings: Sequence[pd.DataFrame], miniature: bool
 ) -> list[dict[str, Any]]:
@@ -61,7 +56,7 @@ def compared(
     """
     found = enumerate(map(differences, of_settings))
     rows = [row | {"setting": k} for k, of in found for row in of]
-    rows.sort(key=lambda row: place_of(row["scale"]))
+    rows.sort(key=lambda row: data.size(row["scale"]))
     for row in rows:
         label = row["own_scale" if miniature else "scale"]
         known = {"label": label, "quantity": str(settings[row["setting"]]), "counted": "pairs"}
@@ -107,7 +102,7 @@ def losses(of_settings: Sequence[pd.DataFrame]) -> list[dict[str, Any]]:
         apart = own.sub(own[0], axis=0)
         cells = [[stats.mean(of[k].dropna()) for of in (own, apart)] for k in own]
         rows.append({"scale": scale, "variant": data.title(variant), "cells": cells})
-    return sorted(rows, key=lambda row: place_of(data.paper_scale(row["scale"])))
+    return sorted(rows, key=lambda row: data.size(row["scale"]))
 
 
 def cost(cells: pd.DataFrame) -> str:

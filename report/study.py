@@ -136,12 +136,11 @@ def answer(root: Path, fair: pd.DataFrame, folder: Path) -> Section | None:
     bars = []
     for name, of_setting in (runs | {"Tuned alike": own}).items():
         for row in overview.differences(of_setting):
-            n, place = row["final_nll"].n, overview.place_of(row["scale"])
-            label = f"{row['scale']}: {name}, {counted(n, 'pair')}"
-            bars.append((place, Bar(label, row["final_nll"], printed=row["paper"])))
+            label = f"{row['scale']}: {name}, {counted(row['final_nll'].n, 'pair')}"
+            bars.append(Bar(label, row["final_nll"], printed=row["paper"]))
     if not bars:
         return None
-    bars = [bar for _, bar in sorted(bars, key=lambda each: each[0])]
+    bars.sort(key=lambda bar: data.size(bar.name))
     label = "final validation NLL, Relation − MHA (nat/token)"
     save(forest(bars, label), folder / "answer.svg")
     return Section("answer", figure=True)

@@ -3,7 +3,6 @@
 import io
 import math
 import re
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
+from report import data
 from report.data import Records
 from report.stats import Estimate
 
@@ -115,13 +115,8 @@ def plot(height: float) -> tuple[Figure, Axes]:
 
 
 def scales_of(rows: pd.DataFrame) -> list[str]:
-    """The scales of a frame, smallest first: 10M, 30M, 100M28pc, 100M; others by name, last."""
-
-    def place(name: str) -> tuple[int, str]:
-        millions = re.match(r"\d+(?=M)", name)
-        return (int(millions[0]) if millions else sys.maxsize, name)
-
-    return sorted(rows["scale"].unique(), key=place)
+    """The scales of a frame, smallest first: 10M, 30M, 100M, 100M28pc; others by name, last."""
+    return sorted(rows["scale"].unique(), key=lambda name: (data.size(name), name))
 
 
 def panels(

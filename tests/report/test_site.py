@@ -4,6 +4,7 @@ import re
 import shlex
 import shutil
 import subprocess
+from dataclasses import replace
 from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
@@ -102,7 +103,8 @@ def test_a_command_makes_again_exactly_the_run_beside_it() -> None:
 
 
 def test_every_benchmark_and_check_has_the_command_that_makes_it() -> None:
-    rows = site.system_records(load("books", "nearest"), {"nearest"}, published=True)
+    books = plan.load({"campaign": "books"})
+    rows = site.system_records(load("books", "nearest"), books, published=True)
     assert {row["kind"] for row in rows if not row["again"]} == {"models"}
     planned = cache(lambda **choice: set(plan.load(choice).files(lambda *_: ())))
     for command in {row["again"] for row in rows if row["again"]}:
@@ -110,7 +112,7 @@ def test_every_benchmark_and_check_has_the_command_that_makes_it() -> None:
         assert words[3:] and {w.removeprefix("results/books/") for w in words[3:]} <= planned(
             **choice
         )
-    former = site.system_records(load("books", "gpt2"), {"nearest"}, published=True)
+    former = site.system_records(load("books", "gpt2"), books, published=True)
     assert not any(row["again"] for row in former)
 
 
@@ -174,8 +176,8 @@ def test_one_missing_run_is_told_in_the_singular() -> None:
     planned = pd.DataFrame(
         [("runs", "10M", "mha", 42, False, "10M", "not run", "")], columns=data.PLANNED
     )
-    shown = site.Shown(Setting("tiny"), True, pd.DataFrame(), [], [], [], planned, [], "")
-    (row,) = site.missing([shown], published=False)
+    made = replace(load(CAMPAIGN, "scaled-sd-0.02"), setting=Setting("tiny"), planned=planned)
+    (row,) = site.missing([made], published=False)
     assert row["what"] == "tiny/base: 1 training run at 10M"
 
 
