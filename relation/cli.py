@@ -183,7 +183,7 @@ def _bench(campaign: Campaign, options: Options) -> Path:
     bench = campaign.bench(benchmark, scale)
     _begin(options, bench.hash, f"benchmark {options.target}")
     out = campaign.folder / "bench" / benchmark / f"{scale}.parquet"
-    data = [campaign.folder / "data" / name for name in campaign.read_by(bench)]
+    data = [campaign.folder / "data" / name for name in campaign.corpora_of(bench)]
     import_module(f"relation.bench.{bench.kind}").measure(bench, out, *data)
     return out
 

@@ -100,7 +100,7 @@ class Campaign:
             own = [scale for scale in scales if scale in base.get("scales", scales)]
             variations[varied] = {**base, "title": varied, "scales": own, **changes}
             chosen.append(varied)
-        matrix = self.matrix = Matrix(name, section, values, choice.corpus, variations)
+        matrix = self.matrix = Matrix(name, section, choice.corpus, variations)
         self.planned, self.data, equals = matrix.runs()
         if choice.vary and (same := equals.get(varied)):
             raise InputError(f"vary={choice.vary} changes no run: its runs are variation {same}'s")
@@ -174,7 +174,7 @@ class Campaign:
         for bench in self.benchmarks:
             if bench.hash not in done[bench.kind]:
                 found[f"bench/{bench.benchmark}/{bench.scale}.parquet"] = bench.hash
-                used |= dict.fromkeys(self.read_by(bench))
+                used |= dict.fromkeys(self.corpora_of(bench))
         for each in self.recall:
             if each.hash not in done["recall"]:
                 found[f"recall/{each.mixer}.parquet"] = each.hash
@@ -196,7 +196,7 @@ class Campaign:
         rest = (*self.benchmarks, *self.recall, *self.data.values(), *filter(None, [self.check]))
         return found | {each.hash for each in rest}
 
-    def read_by(self, bench: Bench) -> list[str]:
+    def corpora_of(self, bench: Bench) -> list[str]:
         """The names of the corpora that a benchmark reads: training steps one, others none."""
         o = self.options(bench.scale, bench.variation)
         return [f"{o['corpus']}-{o['vocabulary']}"] if bench.kind == "steps" else []
