@@ -3,6 +3,7 @@
 import hashlib
 import math
 import os
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from conftest import refusal
 from relation.data import corpus
 from relation.data.tokenizer import END_OF_TEXT, end_of_text_id, load_tokenizer, train_tokenizer
 from relation.data.windows import data_rows, open_tokens, sha256_of
+from relation.errors import RunError
 from relation.jobs import Data
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read when `datasets` is first imported: no test asks the hub
@@ -163,6 +165,17 @@ def test_data_that_hold_no_texts_are_refused(tmp_path: Path, texts: Path) -> Non
     assert "absent" in refusal(lambda: read(absent, "train"))
     stream = hub(tmp_path / "set", DOCUMENTS, DOCUMENTS) | {"column": "body"}
     assert "'body'" in refusal(lambda: read(data_of(None, source={"streams": [stream]}), "train"))
+
+
+def test_a_download_that_breaks_off_is_told(monkeypatch) -> None:
+    def rows(*_, **__) -> Iterator[dict]:
+        yield {"text": "one"}
+        raise ConnectionError("reset\nby peer")
+
+    monkeypatch.setattr("datasets.load_dataset", rows)
+    data = data_of(None, source={"streams": [{"path": "owner/name"}]}, validation_modulus=None)
+    said = refusal(lambda: read(data, "train"), RunError)
+    assert "owner/name broke off (ConnectionError: reset); run the same command again" in said
 
 
 # -- pieces ----------------------------------------------------------------------------------------

@@ -166,6 +166,17 @@ def test_a_history_that_memory_cannot_hold_is_refused_and_stays(monkeypatch):
     assert (cache.length, cache.capacity) == (4, 4)
 
 
+def test_a_state_that_only_some_layers_read_into_is_refused(monkeypatch):
+    """As where memory runs out in the middle of a block."""
+    model = stirred("hybrid")
+    state = model.decode_state()
+    with monkeypatch.context() as patch:
+        patch.delattr(model.blocks[2], "ffn")
+        with pytest.raises(AttributeError):
+            model.decode(TOKENS, state)
+    assert "only some layers" in refusal(lambda: model.decode(TOKENS, state))
+
+
 @pytest.mark.parametrize("variant", ["full", "linear"])
 def test_unusable_tokens_lengths_and_states_are_refused(variant):
     model = stirred(variant)

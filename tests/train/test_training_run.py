@@ -145,6 +145,13 @@ def test_a_run_killed_by_sigkill_goes_on_to_the_same_bits(trained, data, tmp_pat
     assert_same_run(tmp_path / "out", trained)
 
 
+def test_a_run_that_another_process_trains_is_refused(data, tmp_path) -> None:
+    run, resume = small_run(), tmp_path / "resume"
+    with records.held(resume / f"{run.hash}.lock", run.name):
+        said = refusal(lambda: train(run, data, tmp_path / "out", resume), RunError)
+    assert f"{run.name} is already running in another process" in said
+
+
 @pytest.fixture
 def state(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The resume state, of update 3, of a run that died in update 4; all its code is one file."""
