@@ -42,7 +42,7 @@ def random_state(
         else:
             shape = (*rows, cache.capacity, D)  # of p2 and info
             cache.tensors = tuple(torch.randn(shape, dtype=dtype, device=device) for _ in range(2))
-    state.settle([context] * batch)
+    state.set_lengths([context] * batch)
     return state
 
 
@@ -85,7 +85,7 @@ def _token(model: Decoder, dtype: torch.dtype, context: int, batch: int) -> tupl
             logits = model.decode(ids[:, None], state)[:, -1]
         ids.copy_(draw(logits, numbers, Sampling()))
 
-    return plain, partial(state.settle, [context] * batch)
+    return plain, partial(state.set_lengths, [context] * batch)
 
 
 def measure(bench: Bench, out: Path) -> None:

@@ -218,7 +218,7 @@ class Replay:
                     self.next()
                 yield read()
         finally:
-            self._state.settle(self._places.lengths.tolist())
+            self._state.set_lengths(self._places.lengths.tolist())
 
     def _token(self) -> None:
         """What one graph holds: read the ids, draw the next ones, count where the rows stand."""
