@@ -127,16 +127,19 @@ class Campaign:
         self.recall = [each for each in recall(matrix) if whole or each.mixer in variants]
         self.check = check(matrix)
 
-        def setting(variation: str, **given: Any) -> Setting:
-            title, scales = variations.get(variation, {}).get("title", ""), given.get("scales")
-            given = {"title": title, **given, "scales": scales and tuple(scales)}
-            return Setting(campaign=name, variation=variation, **given)
+        # The report's columns: those that the campaign names, or the variations that are chosen.
+        named = [self._setting(**each.given()) for each in section.columns or ()]
+        shown = [self._setting(each) for each in chosen]
+        columns = named or shown
+        if choice.vary:  # the one-off is the last of four
+            columns = [*(named or shown[:-1])[:3], shown[-1]]
+        self.columns = columns[:4]
 
-        columns = [setting(**each.given()) for each in section.columns or ()]
-        shown = [setting(each) for each in chosen]
-        if choice.vary:
-            columns, shown = [*(columns or shown[:-1])[:3], shown[-1]], []
-        self.columns = (columns or shown)[:4]
+    def _setting(self, variation: str, **given: Any) -> Setting:
+        """A column of the report; given: what the campaign says of it."""
+        known = {"title": self.variations.get(variation, {}).get("title", ""), **given}
+        scales = known.pop("scales", None)
+        return Setting(self.name, variation, scales and tuple(scales), **known)
 
     def options(self, scale: str, variation: str, variant: str = "full") -> dict[str, Any]:
         """The options of a run by name, as plain values."""
@@ -262,8 +265,10 @@ def _variations(values: Mapping, name: str) -> dict[str, dict]:
     found: dict[str, dict] = {}
     for parts in product(*(each.items() for each in values.get("cross", ()))):
         if parts:
-            changes = {name: value for _, change in parts for name, value in change.items()}
-            found["-".join(key for key, _ in parts)] = changes
+            joined = "-".join(key for key, _ in parts)
+            found[joined] = {}
+            for _, change in parts:
+                found[joined] |= change
     for key, change in values.get("variations", {}).items():
         found[key] = {**found.get(key, {}), **change}
     for key, change in found.items():

@@ -102,6 +102,15 @@ def frozen_count(call: Callable[..., Tensor], context: int) -> Callable[..., Ten
     return frozen
 
 
+def without_count(call: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A backend of Full Relation without its correction: with lambda at 0."""
+
+    def removed(p1, p2, info, lam, tau, **options):
+        return call(p1, p2, info, torch.zeros_like(lam), tau, **options)
+
+    return removed
+
+
 def length_rows(model: Decoder, windows: Tensor, context: int) -> Iterator[dict]:
     """Rows of the kind `lengths` without their key: mean NLL by quarters of the context.
 
@@ -110,14 +119,7 @@ def length_rows(model: Decoder, windows: Tensor, context: int) -> Iterator[dict]
     mixers = [block.mixer for block in model.blocks]
     calls = {m: m.call for m in mixers if isinstance(getattr(m, "lam", None), nn.Parameter)}
     found = {"whole": token_nll(model, windows, context)}
-    changes = {
-        "frozen": partial(frozen_count, context=context),
-        "removed": lambda call: (
-            lambda p1, p2, info, lam, *rest, **options: call(
-                p1, p2, info, torch.zeros_like(lam), *rest, **options
-            )
-        ),
-    }
+    changes = {"frozen": partial(frozen_count, context=context), "removed": without_count}
     for reading, change in changes.items() if calls else ():
         for mixer, call in calls.items():
             mixer.call = change(call)
