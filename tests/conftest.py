@@ -44,7 +44,10 @@ def one_thread() -> Iterator[None]:
     """One CPU thread of PyTorch: more only contend on toy models, and change the order of sums."""
     import torch
 
-    # What is imported by now is no garbage, and a forked process need not search it again.
+    # A forked benchmark need not import what the first backward pass does, nor search for garbage
+    # what is imported by now.
+    import torch.fx.experimental.symbolic_shapes
+
     gc.freeze()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

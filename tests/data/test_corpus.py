@@ -113,6 +113,8 @@ def test_a_text_longer_than_memory_takes_becomes_several_documents(texts, monkey
     found = list(corpus.read_texts(texts / "a.txt"))
     assert "".join(found) == "123456\n" * 3 + "x" * 45 + "\nb\n" and max(map(len, found)) <= 20
     assert found[-1] == "b\n"
+    as_parquet(texts / "a.parquet", ["x" * 21])
+    assert "longer than 20 characters" in refusal(lambda: read(data_of(texts), "train"))
 
 
 def test_a_local_data_set_streams_like_the_hub(tmp_path: Path) -> None:

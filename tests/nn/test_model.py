@@ -58,6 +58,13 @@ def test_initial_weights_are_pinned_to_the_bit(variant):
         assert digest.hexdigest()[:16] == pin
 
 
+def test_a_new_model_has_the_weights_of_its_seed():
+    """Of seed 0 where none is given, never none at all."""
+    config = ModelConfig.for_variant("full", **TINY)
+    logits, again, other = (Decoder(config, **s)(TOKENS) for s in ({}, {"seed": 0}, {"seed": 1}))
+    assert torch.equal(logits, again) and logits.std() > 0 and not torch.equal(logits, other)
+
+
 @pytest.mark.parametrize(
     ("scale", "variant", "count"),
     [

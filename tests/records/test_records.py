@@ -84,10 +84,15 @@ def test_what_is_written_is_read(tmp_path: Path, kind: str) -> None:
     assert empty.empty and list(empty.columns) == records.columns(kind)
 
 
-def test_a_missing_or_unknown_column_is_refused(tmp_path: Path) -> None:
+def test_columns_that_are_missing_unknown_or_of_another_type_are_refused(tmp_path: Path) -> None:
     row = rows_of("losses", 1)[0]
-    for rows in ([row | {"los": 1.0}], [row, {k: v for k, v in row.items() if k != "loss"}]):
-        assert "los" in refusal(partial(records.write, tmp_path / "a.parquet", "losses", rows))
+    less = {k: v for k, v in row.items() if k != "loss"}
+    for rows, said in (
+        ([row | {"los": 1.0}], "los"),
+        ([row, less], "loss"),
+        ([row | {"loss": "x"}], "'x'"),
+    ):
+        assert said in refusal(partial(records.write, tmp_path / "a.parquet", "losses", rows))
     assert not list(tmp_path.iterdir())
 
 
@@ -254,6 +259,17 @@ def test_collect_joins_what_is_planned(results: Path) -> None:
     )
     records.collect(folder, {})  # nothing of an older plan is left
     assert records.load(folder)["runs"].empty
+
+
+def test_collect_adds_published_rows_that_were_not_made_here(results: Path) -> None:
+    folder = results / "books"
+    records.collect(folder, make_runs(folder, (42, 43)))
+    records.publish("books")
+    own = make_runs(folder, (43,), created="2027-01-01T00:00:00+00:00")
+    records.collect(folder, own, {"hash42", "hash43"})
+    runs = records.load(folder)["runs"]
+    assert dict(zip(runs["seed"], runs["created"].str[:4], strict=True)) == {42: "2026", 43: "2027"}
+    assert len(runs) == 2
 
 
 def test_publish_merges_by_job(results: Path) -> None:
