@@ -1,7 +1,7 @@
 """From a campaign's values to its jobs.
 
-`Matrix` makes the runs, from the places that set their options, and their data. `benchmarks`,
-`recall` and `check` make what is measured beside them, with the options of the first variation.
+`Matrix` makes the runs, from the places that set their options, and their data. `bench_jobs`,
+`recall_jobs` and `check_job` make what is measured beside them, by the first variation's options.
 """
 
 import os
@@ -295,7 +295,7 @@ def sides(matrix: Matrix, benchmark: str, scale: str) -> Iterator[Side]:
             )
 
 
-def benchmarks(matrix: Matrix) -> list[Bench]:
+def bench_jobs(matrix: Matrix) -> list[Bench]:
     """Every systems benchmark (Appendix F)."""
     systems, found = matrix.section.systems, []
     for name in _BENCHMARKS if systems else ():
@@ -317,7 +317,7 @@ def benchmarks(matrix: Matrix) -> list[Bench]:
     return found
 
 
-def recall(matrix: Matrix) -> list[Recall]:
+def recall_jobs(matrix: Matrix) -> list[Recall]:
     """Associative recall of every mixer. Raises InputError for sequences that cannot be."""
     section = matrix.section.recall
     if section is None:
@@ -351,7 +351,7 @@ def recall(matrix: Matrix) -> list[Recall]:
     return found
 
 
-def check(matrix: Matrix) -> Check | None:
+def check_job(matrix: Matrix) -> Check | None:
     """The checks against FP64; None where the campaign has none."""
     if not matrix.section.check:
         return None

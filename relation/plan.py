@@ -24,7 +24,7 @@ from relation.config import (
 )
 from relation.errors import InputError, check_among
 from relation.jobs import Bench, Recall, Run
-from relation.matrix import Matrix, benchmarks, check, recall
+from relation.matrix import Matrix, bench_jobs, check_job, recall_jobs
 from relation.variants import PAIRED, VARIANTS
 
 # The kinds of records of which a shipped one spares a job.
@@ -121,11 +121,11 @@ class Campaign:
             raise InputError(
                 f"campaign {name} has no run left under these choices; see config.yaml"
             )
-        found = kept(benchmarks(matrix))
+        found = kept(bench_jobs(matrix))
         self.benchmarks = [b for b in found if any(s.variant in variants for s in b.sides)]
         whole = not choice.variants
-        self.recall = [each for each in recall(matrix) if whole or each.mixer in variants]
-        self.check = check(matrix)
+        self.recall = [each for each in recall_jobs(matrix) if whole or each.mixer in variants]
+        self.check = check_job(matrix)
 
         # The report's columns: those that the campaign names, or the variations that are chosen.
         named = [self._setting(**each.given()) for each in section.columns or ()]
@@ -233,10 +233,10 @@ class Campaign:
 
         Raises InputError where one is missing, before the first job.
         """
-        from relation.data.corpus import check
+        from relation.data.corpus import check_texts
 
         for name in prepared:
-            check(self.data[name])
+            check_texts(self.data[name])
         if on_gpu:
             from relation.machine import torch_device
 

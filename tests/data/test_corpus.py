@@ -59,7 +59,7 @@ def hub(folder: Path, train: list[str], validation: list[str]) -> dict:
 
 
 def read(data: Data, split: str) -> list[str]:
-    return [text for stream in corpus.streams(data, split) for text in stream]
+    return [text for stream in corpus.document_streams(data, split) for text in stream]
 
 
 @pytest.fixture
@@ -157,7 +157,7 @@ def test_the_fingerprint_is_that_of_the_texts_by_split(texts, write, suffix, sha
 def test_bad_texts_are_one_clear_line(texts: Path, name: str, content: bytes, said: str) -> None:
     (texts / name).write_bytes(content)
     assert said in refusal(lambda: fingerprint_of(texts))
-    refusal(lambda: corpus.check(data_of(texts)))
+    refusal(lambda: corpus.check_texts(data_of(texts)))
 
 
 def test_data_that_hold_no_texts_are_refused(tmp_path: Path, texts: Path) -> None:
@@ -247,7 +247,7 @@ def test_the_record_describes_the_files(tmp_path: Path, texts: Path) -> None:
     as_parquet(texts / "validation.parquet", DOCUMENTS[:8])
     found = fingerprint_of(texts)
     data = data_of(texts, fingerprint=found)
-    corpus.check(data)
+    corpus.check_texts(data)
     first = prepared(data, tmp_path)
     for split, documents in (("train", DOCUMENTS[8:]), ("validation", DOCUMENTS[:8])):
         assert decoded(tmp_path, split) == [*documents, ""]
@@ -332,4 +332,4 @@ def test_a_corpus_that_will_not_do_is_one_clear_line(tmp_path, texts, changes, s
     assert said in refusal(lambda: corpus.prepare(data, tmp_path / "out"))
     assert not (tmp_path / "out").exists()
     if changes.keys() & {"largest_context", "diagnosed_tokens", "validation_modulus"}:
-        refusal(lambda: corpus.check(data))
+        refusal(lambda: corpus.check_texts(data))
