@@ -304,7 +304,7 @@ class Block(nn.Module):
         cache: Cache | None = None,
         documents: Documents | None = None,
     ) -> Tensor:
-        x = x + self.mixer(self.mixer_norm(x), rope, cache, documents)
+        x = x + self.mixer(self.mixer_norm(x), rope, cache, documents)  # X + Y W_O, Eq. 3 and 4
         return x + self.ffn(self.ffn_norm(x))
 
 
@@ -331,6 +331,7 @@ class Decoder(nn.Module):
         weight = torch.zeros(config.vocab_size, config.d_model)
         self.embedding = nn.Embedding(config.vocab_size, config.d_model, _weight=weight)
         self.blocks = nn.ModuleList(Block(config, i, calls) for i in range(config.layers))
+        # PyTorch's own, which multiplies by its scale: the tied embedding reads it, as it is.
         self.norm = nn.RMSNorm(config.d_model, eps=config.norm_eps)
         if seed is not None and not weight.is_meta:
             self.initialise(seed)
@@ -357,7 +358,8 @@ class Decoder(nn.Module):
         if state is not None:
             state.check(self.config.layout)
             caches = state.layers
-        rope = self.rope_tables(places_of(tokens, documents, state))  # two of (T, d_h)
+        # (T, d_h) each, or (B, T, d_h) where rows stand at places of their own
+        rope = self.rope_tables(places_of(tokens, documents, state))
         for block, cache in zip(self.blocks, caches, strict=True):
             x = block(x, rope, cache, documents)
         return self.norm(x)
@@ -365,7 +367,7 @@ class Decoder(nn.Module):
     def embed(self, tokens: Tensor) -> Tensor:
         """What the first block reads, (B, T, d), of tokens (B, T)."""
         check_tokens(tokens, len(self.embedding.weight))
-        x = self.embedding(tokens)
+        x = self.embedding(tokens)  # (B, T, d)
         multiplier = self.config.embedding_multiplier
         return x if multiplier is None else x * multiplier
 
@@ -445,14 +447,14 @@ def _initial_values(
 ) -> Tensor:
     """What one parameter starts at, in its shape; name: in a `Decoder`."""
     last, shape = name.rpartition(".")[2], parameter.shape
-    prefix = f"{key}/" if key else ""
     if last in ("a_log", "dt_bias"):
-        generator = _generator(seed, prefix + name.replace("mixer.", ""))
+        # Keyed without `mixer.`, as they were named when the first runs were made.
+        generator = _generator(seed, key, name.replace("mixer.", ""))
         return retention_start(last, torch.rand(shape, generator=generator, device="cpu"))
     if len(shape) < 2:  # lambda, angles, and the gains of norms
         return torch.full_like(parameter, {"lam": config.lambda_init, "theta": 0.0}.get(last, 1.0))
     # A matrix (out, in), one a head (H, out, in), or the embedding (V, d).
-    generator, is_embedding = _generator(seed, prefix + name), name == "embedding.weight"
+    generator, is_embedding = _generator(seed, key, name), name == "embedding.weight"
     if config.linear_init == "torch" and not is_embedding:
         values = 2 * torch.rand(shape, generator=generator, device="cpu") - 1
         scale = shape[1] ** -0.5
@@ -479,8 +481,9 @@ def retention_start(name: str, uniform: Tensor) -> Tensor:
     return dt + torch.log(-torch.expm1(-dt))
 
 
-def _generator(seed: int, name: str) -> torch.Generator:
-    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+def _generator(seed: int, key: str, name: str) -> torch.Generator:
+    keyed = f"{seed}/{key}/{name}" if key else f"{seed}/{name}"
+    digest = hashlib.sha256(keyed.encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
 
 
@@ -491,7 +494,7 @@ def places_of(
 
     Raises InputError for documents of other tokens, or with a cache, whose rows are one text each.
     """
-    check_documents(documents, x[:, None])
+    check_documents(documents, x[:, None])  # which reads B and T of (B, H, T, D)
     if documents is not None and cache is not None:
         raise InputError("decoding takes no documents; give them or a cache, not both")
     if documents is not None:
