@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from conftest import ROOT
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, models
 
-from relation import records
+from relation import plan, records
 from relation.data.corpus import unigram_entropy
 from relation.data.tokenizer import END_OF_TEXT
 from relation.data.windows import sha256_of
@@ -49,45 +50,27 @@ def small_model(variant: str, **changes) -> ModelConfig:
     return ModelConfig.for_variant(variant, **backbone | changes)
 
 
+@cache
+def tiny() -> plan.Campaign:
+    """The tiny campaign, from which small runs, benchmarks and checks take what they leave."""
+    return plan.load({"campaign": "tiny"})
+
+
 def small_run(variant: str = "full", **changes) -> Run:
     """A run of 4 updates of 128 tokens and a partial one."""
-    run = Run(
-        campaign="tests",
-        scale="10M",
-        variation="base",
-        variant=variant,
-        seed=42,
-        model=small_model(variant, init_std=0.0566),
-        data=DATA,
-        context=CONTEXT,
-        micro=4,
-        accumulation=2,
-        tokens_per_update=UPDATE,
-        budget_tokens=600,
-        warmup_tokens=128,
-        learning_rate=0.012,
-        betas=(0.9, 0.95),
-        weight_decay=0.1,
-        gradient_clip=1.0,
-        adam_eps=1e-5,
-        plateau_fraction=0.8,
-        precision="fp32",
-        device="cpu",
-        compile=False,
-        backends={"mha": "flash", "full": "tiled", "linear": "chunked"},
-        deterministic=False,
-        checkpoint_seconds=120.0,
-        checkpoint_tokens=None,
-        probes=2,
-        probe_sequences=1,
-        validations=4,
-        validation_tokens=100,
-        flow_sequences=2,
-        flow_window=32,
-        flow_length=16,
-        rank_length=16,
-    )
-    return replace(run, **changes)
+    own = {
+        "campaign": "tests",
+        "scale": "10M",
+        "variant": variant,
+        "model": small_model(variant, init_std=0.0566),
+        "data": DATA,
+        "checkpoint_tokens": None,
+        "validations": 4,
+        "validation_tokens": 100,
+        "flow_sequences": 2,
+        "flow_window": 32,
+    }
+    return replace(tiny().run("10M-mini/base/full/42"), **own | changes)
 
 
 def write_corpus(

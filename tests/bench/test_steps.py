@@ -4,16 +4,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
+from training import CPU, tiny
 
-from relation import plan, records
+from relation import records
 from relation.bench import steps
 from relation.bench.steps import groups_of, updates
 from relation.errors import InputError, RunError
 from relation.jobs import Bench, Side
 from relation.variants import ModelConfig
-
-CPU = torch.device("cpu")
 
 
 def side(variant: str, backend: str, context: int = 16, name: str | None = None, **rest) -> Side:
@@ -27,8 +25,7 @@ def side(variant: str, backend: str, context: int = 16, name: str | None = None,
 
 def bench(*sides: Side, rounds: int = 6, **changes) -> Bench:
     """The tiny campaign's first benchmark, of these sides."""
-    tiny = plan.load({"campaign": "tiny"}).benchmarks[0]
-    return replace(tiny, sides=sides, rounds=rounds, **changes)
+    return replace(tiny().benchmarks[0], sides=sides, rounds=rounds, **changes)
 
 
 def measured(spec: Bench, folder, *given):
@@ -71,7 +68,7 @@ def test_contexts_that_fit_together_are_measured_together(tmp_path):
 
 def test_a_loss_that_is_not_finite_is_an_error():
     spec = bench(side("mha", "flash"))
-    spec.optimizer["learning_rate"] = float("inf")
+    spec = replace(spec, optimizer={**spec.optimizer, "learning_rate": float("inf")})
     with pytest.raises(RunError, match="the loss is nan"):
         next(updates(spec, spec.sides[0], CPU))
 

@@ -22,8 +22,7 @@ V, END = 40, 3
 def decoder(layout: str, **rest) -> Decoder:
     """A small model of these layers with random weights, no angle of which is 0."""
     config = ModelConfig(vocab_size=V, d_model=16, heads=2, d_ff=16, layout=layout, **rest)
-    model = Decoder(config, Execution(full="tiled", linear="chunked")).eval()
-    model.initialise(seed=1)
+    model = Decoder(config, Execution(full="tiled", linear="chunked"), seed=1).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("theta"):
@@ -117,9 +116,7 @@ def test_a_checkpoint_is_measured_into_a_record(tmp_path: Path, documents, lengt
     ids[:, 0] = 0  # end-of-text
     write_corpus(tmp_path, validation=ids)
     run = small_run("hybrid", context=32)
-    model = Decoder(small_model("hybrid"))
-    model.initialise(1)
-    save_model(model, tmp_path / "model.safetensors", {})
+    save_model(Decoder(small_model("hybrid")), tmp_path / "model.safetensors", {})
     section = Length(windows=2, contexts=8)
     beyond.measure(run, tmp_path, tmp_path / "model.safetensors", tmp_path / "out", section)
     found = records.read(tmp_path / "out" / "lengths.parquet", "lengths")

@@ -8,9 +8,9 @@ import pandas as pd
 import pytest
 import torch
 from torch import Tensor
-from training import CPU
+from training import CPU, tiny
 
-from relation import plan, records
+from relation import records
 from relation.beyond import recall
 from relation.beyond.recall import FILLER, Sequences, answer, draw
 from relation.data.windows import IGNORED
@@ -24,9 +24,9 @@ DEVIATIONS = 5.0
 
 def given(mixer: str = "full", layout: str = "FF", width: int = 16, **changes) -> Recall:
     """The tiny campaign's, with another model or other changes."""
-    (tiny,) = plan.load({"campaign": "tiny"}).recall
-    model = replace(tiny.models[0], layout=layout, d_model=width, d_ff=2 * width)
-    return replace(tiny, **{"mixer": mixer, "models": (model,), "tasks": TASKS, **changes})
+    (own,) = tiny().recall
+    model = replace(own.models[0], layout=layout, d_model=width, d_ff=2 * width)
+    return replace(own, **{"mixer": mixer, "models": (model,), "tasks": TASKS, **changes})
 
 
 def recalled(tmp_path: Path, spec: Recall) -> pd.DataFrame:

@@ -26,8 +26,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def saved_model(folder: Path, variant: str, layers: int = 2) -> Decoder:
     """A tiny model with strong weights, saved."""
-    model = Decoder(small_model(variant, layers=layers, init_std=0.5))
-    model.initialise(42)
+    model = Decoder(small_model(variant, layers=layers, init_std=0.5), seed=42)
     save_model(model, folder / "model.safetensors", {})
     return model
 
@@ -96,9 +95,7 @@ def test_what_cannot_be_diagnosed_is_one_line(tmp_path, data) -> None:
     run = small_run(**LENGTHS)
     given = (run, data, tmp_path / "model.safetensors", tmp_path / "out")
     assert "layer 1 is not finite" in refusal(lambda: diagnose(*given))
-    small = Decoder(small_model("full", vocab_size=31))
-    small.initialise(1)
-    save_model(small, tmp_path / "model.safetensors", {})
+    save_model(Decoder(small_model("full", vocab_size=31)), tmp_path / "model.safetensors", {})
     assert "and the model knows 31" in refusal(lambda: diagnose(*given))
 
 

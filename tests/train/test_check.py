@@ -9,9 +9,9 @@ import pytest
 import torch
 from conftest import refusal
 from torch import Tensor
-from training import CPU, small_model
+from training import CPU, small_model, tiny
 
-from relation import check, plan, records
+from relation import check, records
 from relation.errors import RunError
 from relation.jobs import Check, Side
 from relation.ops import full_flow, full_relation, givens_mix, linear_relation
@@ -41,8 +41,7 @@ def checked(*sides: Side, **changes) -> Check:
     """The tiny campaign's checks, of these sides and of an operator with masked tiles."""
     shapes = ({"scale": "10M", "heads": 2, "length": 33, "width": 8},)
     gradients = {"gradients": sides, "gradient_scales": ("10M",) * len(sides)}
-    tiny = plan.load({"campaign": "tiny"}).check
-    return replace(tiny, **{"shapes": shapes, **gradients, **changes})
+    return replace(tiny().check, **{"shapes": shapes, **gradients, **changes})
 
 
 def test_backends_pass_every_check_of_the_operators(tmp_path: Path) -> None:

@@ -22,9 +22,8 @@ Batches = list[tuple[torch.Tensor, torch.Tensor]]
 
 
 def toy(variant: str, dtype=torch.float32) -> Decoder:
-    model = Decoder(small_model(variant, heads=4, init_std=0.2, scale_residual_init=True))
-    model.initialise(42)
-    return model.to(dtype)
+    config = small_model(variant, heads=4, init_std=0.2, scale_residual_init=True)
+    return Decoder(config, seed=42).to(dtype)
 
 
 def batches(micro: int, tokens: int) -> Batches:
