@@ -48,18 +48,12 @@ def _check_hash(options: Options, found: str, what: str) -> None:
         )
 
 
-def _begin(options: Options, found: str, what: str, runs_per_gpu: int = 1) -> None:
-    """Check the hash; then take one thread, as their number decides the order of sums.
-
-    runs_per_gpu: how many such jobs share a GPU.
-    """
+def _begin(options: Options, found: str, what: str) -> None:
+    """Check the hash; then take one thread, as their number decides the order of sums."""
     import torch
-
-    from relation import machine
 
     _check_hash(options, found, what)
     torch.set_num_threads(1)
-    machine.RUNS_PER_GPU = runs_per_gpu
 
 
 def _data(campaign: Campaign, run: Run) -> Path:
@@ -114,9 +108,9 @@ def _train(campaign: Campaign, options: Options) -> Path | None:
             return _under_torchrun(options.processes)
     from relation.train.run import train
 
-    _begin(options, run.hash, run.name, campaign.runs_per_gpu)
+    _begin(options, run.hash, run.name)
     out = campaign.folder / "runs" / run.name
-    train(run, data, out, campaign.folder / "work")
+    train(run, data, out, campaign.folder / "work", campaign.runs_per_gpu)
     return out / "run.parquet" if os.environ.get("RANK", "0") == "0" else None
 
 
@@ -147,9 +141,10 @@ def _diagnose(campaign: Campaign, options: Options) -> Path:
     from relation.flow.diagnose import diagnose
 
     run = campaign.run(options.target)
-    _begin(options, run.flow_hash, f"diagnostics of {run.name}", campaign.runs_per_gpu)
+    _begin(options, run.flow_hash, f"diagnostics of {run.name}")
     out = campaign.folder / "flow" / run.name
-    diagnose(run, _data(campaign, run), _checkpoint(campaign, run), out)
+    given = (run, _data(campaign, run), _checkpoint(campaign, run), out)
+    diagnose(*given, campaign.runs_per_gpu)
     return out
 
 
@@ -159,10 +154,10 @@ def _length(campaign: Campaign, options: Options) -> Path:
     run = campaign.run(options.target)
     if campaign.length is None:
         raise InputError(f"campaign {campaign.name} has no section `length`")
-    found = campaign.length.hash(run)
-    _begin(options, found, f"long texts of {run.name}", campaign.runs_per_gpu)
+    _begin(options, campaign.length.hash(run), f"long texts of {run.name}")
     out = campaign.folder / "length" / run.name
-    measure(run, _data(campaign, run), _checkpoint(campaign, run), out, campaign.length)
+    given = (run, _data(campaign, run), _checkpoint(campaign, run), out, campaign.length)
+    measure(*given, campaign.runs_per_gpu)
     return out
 
 
@@ -170,9 +165,9 @@ def _recall(campaign: Campaign, options: Options) -> Path:
     from relation.beyond.recall import run
 
     recall = campaign.recall_of(options.target)
-    _begin(options, recall.hash, f"recall of {recall.mixer}", campaign.runs_per_gpu)
+    _begin(options, recall.hash, f"recall of {recall.mixer}")
     out = campaign.folder / "recall" / f"{recall.mixer}.parquet"
-    run(recall, out)
+    run(recall, out, campaign.runs_per_gpu)
     return out
 
 

@@ -336,7 +336,7 @@ def record(
     Whatever a side meets, out of memory, a crash or a missing backend, is its row's status.
     """
     names, rows, key = records.columns(kind), [], records.key(bench, kind)
-    with machine.claim(bench.device, alone=True) as device:
+    with machine.claim(bench.device, empty=True) as device:
         conditions = Conditions(device)
         for sides in sides_of(device):
             with Sides(sides, conditions) as processes:

@@ -136,7 +136,9 @@ def length_rows(model: Decoder, windows: Tensor, context: int) -> Iterator[dict]
             yield row | {"nll": part.mean().item()}
 
 
-def measure(run: Run, data: Path, checkpoint: Path, out: Path, section: Length) -> None:
+def measure(
+    run: Run, data: Path, checkpoint: Path, out: Path, section: Length, runs_per_gpu: int = 1
+) -> None:
     """Measure a run's checkpoint on long windows and write lengths.parquet into `out`.
 
     data: the run's prepared corpus. The model runs by the run's backends and in its precision; a
@@ -144,7 +146,10 @@ def measure(run: Run, data: Path, checkpoint: Path, out: Path, section: Length) 
     """
     if records.empty_if_diverged(checkpoint, out, "lengths"):
         return
-    with claim(run.device) as device, Progress(f"length {run.name}", 1, "models") as progress:
+    with (
+        claim(run.device, runs_per_gpu) as device,
+        Progress(f"length {run.name}", 1, "models") as progress,
+    ):
         model = load_model(checkpoint, device, Execution(**run.backends)).eval()
         tokens, end = open_tokens(data, "validation"), end_of_text_id(data)
         given = (run.context, section.contexts, section.windows)

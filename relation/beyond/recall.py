@@ -218,10 +218,10 @@ def rows_of(recall: Recall, device: torch.device, progress: Progress) -> Iterato
             torch.compiler.reset()
 
 
-def run(recall: Recall, out: Path) -> None:
+def run(recall: Recall, out: Path, runs_per_gpu: int = 1) -> None:
     """Train a specification's models and write the record `out`. Raises as `_trainer` does."""
     total = len(recall.models) * (len(recall.learning_rates) + len(recall.seeds) - 1)
-    with claim(recall.device) as device:
+    with claim(recall.device, runs_per_gpu) as device:
         with Progress(f"recall {recall.mixer}", total, "trainings") as progress:
             rows = list(rows_of(recall, device, progress))
         known = records.key(recall, "recall") | records.origin(recall.hash, describe(device))

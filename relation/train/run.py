@@ -57,19 +57,20 @@ if TYPE_CHECKING:
 _REMEDY = "lower learning_rate, or count it with divergence: record"
 
 
-def train(run: "Run", data: Path, out: Path, resume: Path) -> None:
+def train(run: "Run", data: Path, out: Path, resume: Path, runs_per_gpu: int = 1) -> None:
     """Train a run and write run, losses and probes.parquet and model.safetensors into `out`.
 
     data: its prepared corpus; resume: the folder of resume states, where a killed run's lies until
-    it is done. On a CPU, and on a GPU where the run is deterministic, the result is the same to
-    the last bit however often the run was stopped, if the number of processes stays the same.
+    it is done; runs_per_gpu: how many runs share a GPU. On a CPU, and on a GPU where the run is
+    deterministic, the result is the same to the last bit however often the run was stopped, if the
+    number of processes stays the same.
     """
     world = World(run.name, run.accumulation)
     with (
         world.one_message(),
         deterministic_algorithms(run.deterministic),
         records.held(resume / f"{run.hash}.lock", run.name) if world.leads else nullcontext(),
-        world.device(run.device) as device,
+        world.device(run.device, runs_per_gpu) as device,
     ):
         _train(run, data, out, resume / f"{run.hash}.safetensors", world, device)
 
