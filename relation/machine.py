@@ -7,7 +7,6 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -78,12 +77,12 @@ def gpu_lock(count: int = 1, runs_per_gpu: int = 1) -> Iterator[list[int]]:
     locks = [[_lock(f"{name}-{share}") for share in range(_SHARES)] for name in names]
     waits = False
     while True:
+        held: list[int] = []
         with ExitStack() as stack:
-            with _lock("claim"):
-                free = (
-                    i for i, own in enumerate(locks) if _take(stack, own, _SHARES // runs_per_gpu)
-                )
-                held = list(islice(free, count))
+            with _lock("claim"):  # one job at a time looks for free ones
+                for index, own in enumerate(locks):
+                    if len(held) < count and _take(stack, own, _SHARES // runs_per_gpu):
+                        held.append(index)
             if len(held) == count:
                 yield held
                 return
