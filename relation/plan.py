@@ -29,6 +29,8 @@ from relation.variants import PAIRED, VARIANTS
 
 # The kinds of records of which a shipped one spares a job.
 _SHIPPED = ("runs", "steps", "complexity", "decode", "recall", "gradients")
+# What is measured on a checkpoint, by its kind: the folder, and the files that one job writes.
+_MEASURED = {"flow": ("flow", ("flow", "curves", "maps")), "lengths": ("length", ("lengths",))}
 # The name of the variation of a campaign that changes nothing.
 UNCHANGED = "base"
 # Why a shipped run has no diagnostics or no lengths.
@@ -166,32 +168,34 @@ class Campaign:
         shipped: the hashes that results/published has of a kind and campaign.
         """
         done = {kind: shipped(kind, self.name) if self.published else () for kind in _SHIPPED}
-        found, used = {}, {}
+        made: dict[str, str] = {}
+        corpora: list[str] = []  # what these jobs read
         for run in (run for run in self.runs if run.hash not in done["runs"]):
-            found |= {f"runs/{run.name}/{n}.parquet": run.hash for n in ("run", "losses", "probes")}
+            corpora.append(run.data.name)
+            made |= {f"runs/{run.name}/{n}.parquet": run.hash for n in ("run", "losses", "probes")}
             for kind, hash in self.measured(run).items():
-                names = ("flow", "curves", "maps") if kind == "flow" else ("lengths",)
-                folder = "flow" if kind == "flow" else "length"
-                found |= {f"{folder}/{run.name}/{name}.parquet": hash for name in names}
-            used[run.data.name] = None
+                folder, names = _MEASURED[kind]
+                made |= {f"{folder}/{run.name}/{name}.parquet": hash for name in names}
         for bench in self.benchmarks:
             if bench.hash not in done[bench.kind]:
-                found[f"bench/{bench.benchmark}/{bench.scale}.parquet"] = bench.hash
-                used |= dict.fromkeys(self.corpora_of(bench))
+                corpora += self.corpora_of(bench)
+                made[f"bench/{bench.benchmark}/{bench.scale}.parquet"] = bench.hash
         for each in self.recall:
             if each.hash not in done["recall"]:
-                found[f"recall/{each.mixer}.parquet"] = each.hash
+                made[f"recall/{each.mixer}.parquet"] = each.hash
         if self.check and self.check.hash not in done["gradients"]:
-            found |= {f"check/{n}.parquet": self.check.hash for n in ("operators", "gradients")}
-        return {f"data/{name}/data.parquet": self.data[name].hash for name in used} | found
+            made |= {f"check/{n}.parquet": self.check.hash for n in ("operators", "gradients")}
+        return {f"data/{name}/data.parquet": self.data[name].hash for name in corpora} | made
 
     def unmeasured(self, shipped: Callable[[str, str], Collection[str]]) -> dict[str, list[str]]:
         """Of shipped runs, by name: which of flow and lengths are planned and not shipped."""
         done = {kind: shipped(kind, self.name) for kind in ("runs", "flow", "lengths")}
-        runs = [run for run in self.runs if self.published and run.hash in done["runs"]]
-        lacks = {run.name: self.measured(run).items() for run in runs}
-        lacks = {name: [k for k, h in made if h not in done[k]] for name, made in lacks.items()}
-        return {name: kinds for name, kinds in lacks.items() if kinds}
+        found = {}
+        for run in self.runs if self.published else ():
+            lacks = [kind for kind, hash in self.measured(run).items() if hash not in done[kind]]
+            if run.hash in done["runs"] and lacks:
+                found[run.name] = lacks
+        return found
 
     def hashes(self) -> set[str]:
         """The hash of every specification of the whole campaign."""
