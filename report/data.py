@@ -193,6 +193,8 @@ def counted(count: int, noun: str) -> str:
 
 OUTSIDE = "is not part of this setting"
 KIND_NAMES = {"runs": "run", "flow": "diagnosed checkpoint", "models": "model"}
+KIND_NAMES |= {"lengths": "long text", "recall": "recall task"}
+KIND_NAMES |= dict.fromkeys(("checks", "gradients"), "check")
 
 
 def gap(

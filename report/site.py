@@ -32,7 +32,6 @@ SIGNS = {
     "chose the setting": ("○", "open"),
     "not tested": ("–", "open"),
 }
-KINDS = {"runs": "training run", "flow": "diagnosed checkpoint", "lengths": "long text"}
 # The files of benchmarks and checks below a campaign's folder.
 FILES = dict.fromkeys(("steps", "complexity", "decode"), "bench/{kind}/{scale}.parquet")
 FILES |= {"checks": "check/operators.parquet", "gradients": "check/gradients.parquet"}
@@ -78,7 +77,7 @@ def build(campaign: plan.Campaign, out: Path, published: bool) -> None:
     made = ((each.table, render.html(each)) for each in printed)
     by_claim, miniature = list(map(_claim, zip(*judged, strict=True))), of_settings[0].miniature
     runs = [each.runs for each in of_settings]
-    apart = overview.compared(settings, runs, miniature)
+    apart = overview.compared(settings, runs, cells, miniature)
     pages = {
         "claims.html": {"claims": by_claim},
         "tables.html": {"tables": [(of, Markup(html)) for of, html in made if html.strip()]},
@@ -101,7 +100,6 @@ def build(campaign: plan.Campaign, out: Path, published: bool) -> None:
             "tally": list(map(overview.tally, judged)),
             "claims": by_claim,
             "miniature": miniature,
-            "headlines": overview.headlines(cells, settings, miniature),
             "losses": overview.losses(runs),
             "missing": missing(of_settings, published),
             # A campaign that was started for some of its scales is made again for these.
@@ -208,8 +206,7 @@ def missing(found: Sequence[Records], published: bool) -> list[dict[str, Any]]:
             if kind in data.RUN_KINDS:
                 choice |= {"seeds": group["seed"].unique(), "variants": group["variant"].unique()}
             again = published and kind != "runs"  # checkpoints are not shipped
-            count = len(group)
-            told = data.counted(count, KINDS[kind]) if kind in KINDS else f"{count} of {kind}"
+            told = data.counted(len(group), data.KIND_NAMES.get(kind, "benchmark"))
             row = {
                 "what": f"{of.setting}: {told}{f' at {scale}' if scale else ''}",
                 "names": ", ".join(dict.fromkeys(group["variant"])),

@@ -178,7 +178,7 @@ def test_one_missing_run_is_told_in_the_singular() -> None:
     )
     made = replace(load(CAMPAIGN, "scaled-sd-0.02"), setting=Setting("tiny"), planned=planned)
     (row,) = site.missing([made], published=False)
-    assert row["what"] == "tiny/base: 1 training run at 10M"
+    assert row["what"] == "tiny/base: 1 run at 10M"
 
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -192,11 +192,12 @@ def test_a_link_to_a_claim_opens_it(built: Path) -> None:
     assert re.findall(r'<details class="claim" id="claim-(\d+)" open', html) == ["16"]
 
 
-def test_the_first_page_compares_pairs_that_chose_nothing_and_any_scale() -> None:
+def test_the_first_page_compares_pairs_that_chose_nothing_and_any_scale(built: Path) -> None:
     runs = load("books", "nearest").runs
     own = runs[runs["scale"] == "30M"].assign(scale="1B", own_scale="1B")
     settings = [Setting("books", "nearest"), Setting("mine")]
-    rows = overview.compared(settings, [runs, own], miniature=False)
+    cells = pd.read_parquet(built / "cells.parquet")
+    rows = overview.compared(settings, [runs, own], cells, miniature=False)
     shown = [(row["shown"].label, row["shown"].n, round(row["shown"].ours, 4)) for row in rows]
     assert shown[:2] == [("10M", 28, -0.0363), ("30M", 3, 0.0065)]
     assert shown[-1] == ("1B", 3, 0.0065) and rows[-1]["paper"] is None
