@@ -2,6 +2,9 @@
 
 The error of an operator or a gradient may be twice that of the definition in the same precision,
 the yardstick, plus a share of the truth's size: 1e-3 for 16 bits, 1e-5 for FP32, 1e-12 for FP64.
+
+`operators` checks a campaign's backends of Full and Linear Relation, `gradients` the gradient of
+every parameter in its training step; both judge by `deviations`.
 """
 
 import gc

@@ -80,6 +80,7 @@ def _train(
 ) -> None:
     if world.size > 1 and run.divergence == "record":  # the others would wait for the one that ends
         raise InputError(f"{run.name}: divergence: record takes one process, and {world.size} run")
+
     # Data: the windows of every update, fixed by the seed alone.
     rows = data_rows(data)
     hashes = {split: row["sha256"] for split, row in rows.items()}
