@@ -264,7 +264,8 @@ def _plan(campaign: Campaign, options: Options) -> None:
     # What is to be made: jobs by their folder, each counted by the one file that all of them write.
     todo = _todo(campaign)
     if not todo:
-        return print("Nothing is to be made but the report.")
+        print("Nothing is to be made but the report.")
+        return
     further = ("losses", "probes", "curves", "maps", "gradients")
     jobs = Counter(path.split("/")[0] for path in todo if Path(path).stem not in further)
     names = {"runs": "train", "flow": "diagnose", "data": "prepare"}
@@ -321,7 +322,7 @@ def _last_line(log: Path, hash: str) -> str:
     return lines[-1] if hash in text else ""
 
 
-def _generate(campaign: Campaign, options: Options) -> str:
+def _generate(campaign: Campaign, options: Options) -> None:
     import torch
 
     from relation import machine
@@ -341,7 +342,7 @@ def _generate(campaign: Campaign, options: Options) -> str:
         print(options.prompt, end="", flush=True)
         for piece in stream_text(tokenizer, tokens):
             print(piece, end="", flush=True)
-    return ""
+    print()
 
 
 def _export(campaign: Campaign, options: Options) -> Path:
@@ -420,11 +421,12 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _run(arguments: list[str]) -> None:
-    """Run one command; a person, who gives no --hash, is told what it returns."""
+    """Run one command; what it returns is printed for a person, who gives no --hash."""
     if arguments[:2] == ["bench", "operators"]:
         from relation.bench import operators
 
-        return operators.main(arguments[2:])
+        operators.main(arguments[2:])
+        return
     parser = build_parser()
     options, further = parser.parse_known_args(arguments)
     options.choices += further  # choices may also follow an option

@@ -73,10 +73,10 @@ class Conditions:
         Of the readings since the last call.
         """
         clocks, temperatures, powers, reasons = self._seen.values()
-        told = [self._before] if self._before else []
+        disturbances = [self._before] if self._before else []
         for name, bit in _THROTTLES.items():
             if share := sum(bool(reason & bit) for reason in reasons):
-                told.append(f"{name} in {share / len(reasons):.0%} of the readings")
+                disturbances.append(f"{name} in {share / len(reasons):.0%} of the readings")
         self._forget()
         return {
             "driver": self._driver,
@@ -85,5 +85,5 @@ class Conditions:
             "sm_clock_limit": self._limit,
             "temperature": max(temperatures, default=None),
             "power": max(powers) / 1e3 if powers else None,
-            "disturbed": "; ".join(told) or None,
+            "disturbed": "; ".join(disturbances) or None,
         }

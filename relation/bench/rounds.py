@@ -169,13 +169,13 @@ class Answers:
     failures: dict[str, Failure] = field(default_factory=dict)
     alone: bool = False
 
-    def take(self, told: dict | Failure, measures: Sequence[str]) -> None:
+    def take(self, answer: dict | Failure, measures: Sequence[str]) -> None:
         """Keep facts; a failure takes the place of these measures' seconds."""
-        if isinstance(told, Failure):
-            self.failures |= dict.fromkeys(measures, told)
+        if isinstance(answer, Failure):
+            self.failures |= dict.fromkeys(measures, answer)
             self.samples = {k: v for k, v in self.samples.items() if k not in measures}
         else:
-            self.facts |= told
+            self.facts |= answer
 
     def columns(self, measure: str) -> dict:
         """The columns `status`, `reason`, `samples` and `alone`, and the facts."""
@@ -273,8 +273,8 @@ class Sides:
                 process.join(10)
                 code = process.exitcode
                 hint = ", killed as the system does when memory runs out" if code == -9 else ""
-                told = f"its process ended with status {code}{hint} in its {question}"
-                self._dead[name] = Failure("FAILED", told)
+                reason = f"its process ended with status {code}{hint} in its {question}"
+                self._dead[name] = Failure("FAILED", reason)
         return self._dead[name]
 
     def compare(
@@ -299,15 +299,15 @@ class Sides:
             for number in range(warm_rounds + rounds):
                 drawn.shuffle(order)
                 for name in list(order):
-                    told = self._ask(name, "seconds", measure)
+                    answer = self._ask(name, "seconds", measure)
                     self.conditions.look()
-                    if isinstance(told, Failure):
+                    if isinstance(answer, Failure):
                         done = f"(after {len(found[name].samples[measure])} of {rounds} rounds)"
-                        failure = Failure(told.status, f"{told.reason} {done}")
+                        failure = Failure(answer.status, f"{answer.reason} {done}")
                         found[name].take(failure, measures[measures.index(measure) :])
                         order.remove(name)
                     elif number >= warm_rounds:
-                        found[name].samples[measure].append(told)
+                        found[name].samples[measure].append(answer)
         for name, answers in found.items():
             if not answers.failures:
                 answers.take(self._ask(name, "proof", None), measures)

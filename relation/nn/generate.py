@@ -141,11 +141,11 @@ def stream_text(tokenizer: "Tokenizer", tokens: Iterable[int]) -> Iterator[str]:
     """
     from tokenizers.decoders import DecodeStream  # not one of the library's packages
 
-    stream, ids, told = DecodeStream(skip_special_tokens=False), [], 0
+    stream, ids, yielded = DecodeStream(skip_special_tokens=False), [], 0  # yielded: characters
     for token in tokens:
         ids.append(token)
         if piece := stream.step(tokenizer, token):
-            told += len(piece)
+            yielded += len(piece)
             yield piece
-    if rest := tokenizer.decode(ids, skip_special_tokens=False)[told:]:
+    if rest := tokenizer.decode(ids, skip_special_tokens=False)[yielded:]:
         yield rest
