@@ -21,10 +21,10 @@ from relation.data.corpus import unigram_entropy
 from relation.data.tokenizer import END_OF_TEXT
 from relation.data.windows import sha256_of
 from relation.errors import RelationError
-from relation.jobs import Data, Run
+from relation.jobs import Data, Run, Side
 from relation.train import run
 from relation.train.step import wsd
-from relation.variants import ModelConfig
+from relation.variants import VARIANTS, ModelConfig
 
 CPU = torch.device("cpu")
 CONTEXT, UPDATE = 16, 128
@@ -71,6 +71,16 @@ def small_run(variant: str = "full", **changes) -> Run:
         "flow_window": 32,
     }
     return replace(tiny().run("10M-mini/base/full/42"), **own | changes)
+
+
+def small_side(
+    variant: str, backends: dict[str, str], context: int, micro: int = 2, **rest
+) -> Side:
+    """A side of a benchmark or a check; kernels take heads of 16 channels or more."""
+    layers = max(2, len(VARIANTS[variant].pattern))
+    model = small_model(variant, layers=layers, d_model=32, d_ff=48)
+    given = {"side": variant, "variant": variant, "model": model, "accumulation": 2} | rest
+    return Side(backends=backends, context=context, micro=micro, **given)
 
 
 def write_corpus(
