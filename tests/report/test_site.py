@@ -1,6 +1,7 @@
 """The site of shipped records: pages, links, commands, and what JavaScript opens."""
 
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -8,10 +9,12 @@ from dataclasses import replace
 from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import unquote
 
 import pandas as pd
 import pytest
+from conftest import ROOT
 
 from relation import plan, records
 from report import claims, data, figures, overview, site
@@ -182,14 +185,48 @@ def test_one_missing_run_is_told_in_the_singular() -> None:
 
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+in_a_browser = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
+def browsed(address: str) -> str:
+    """The document at an address after its scripts have run."""
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files"]
+    command = [CHROMIUM, *flags, "--virtual-time-budget=2000", "--dump-dom", address]
+    return subprocess.check_output(command, stderr=subprocess.PIPE, text=True, timeout=60)
+
+
+@in_a_browser
 def test_a_link_to_a_claim_opens_it(built: Path) -> None:
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=2000"]
-    command = [CHROMIUM, *flags, "--dump-dom", f"file://{built}/claims.html#claim-16"]
-    html = subprocess.check_output(command, stderr=subprocess.PIPE, text=True, timeout=60)
+    html = browsed(f"file://{built}/claims.html#claim-16")
     assert re.findall(r'<details class="claim" id="claim-(\d+)" open', html) == ["16"]
+
+
+@in_a_browser
+def test_no_page_scrolls_sideways_on_a_telephone(built: Path, tmp_path: Path) -> None:
+    names = sorted(path.name for path in built.glob("*.html"))
+    frames = (f'<iframe src="file://{built}/{name}" width="400"></iframe>' for name in names)
+    script = """onload = () => {
+      const all = Array.from(document.querySelectorAll("iframe"), frame => {
+        const page = frame.contentDocument;
+        page.querySelectorAll("details").forEach(each => each.open = true);
+        return page.documentElement.scrollWidth - page.documentElement.clientWidth;
+      });
+      document.title = all.join();
+    };"""
+    (tmp_path / "all.html").write_text(f"{''.join(frames)}<script>{script}</script>")
+    beyond = re.search("<title>(.*)</title>", browsed(f"file://{tmp_path}/all.html"))[1].split(",")
+    assert dict(zip(names, beyond, strict=True)) == dict.fromkeys(names, "0")
+
+
+def test_pages_link_back_to_the_documentation_in_the_site_alone(built: Path, tmp_path) -> None:
+    made: dict = runpy.run_path(str(ROOT / "docs" / "conf.py"))
+    made["setup"].__globals__["REPORT"] = built
+    events: dict = {}
+    made["setup"](SimpleNamespace(outdir=tmp_path, connect=events.__setitem__))
+    events["build-finished"](None, None)
+    for name, page in pages(built).items():
+        assert "../README.html" in Page(tmp_path / "report" / name).links
+        assert "../README.html" not in page.links
 
 
 def test_the_first_page_compares_pairs_that_chose_nothing_and_any_scale(built: Path) -> None:
