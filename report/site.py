@@ -25,13 +25,6 @@ from report.figures import style
 
 _NAMES = ("claims", "tables", "figures", "study", "assumptions", "records")
 PAGES = {"index.html": "Overview"} | {f"{name}.html": name.capitalize() for name in _NAMES}
-SIGNS = {
-    "reproduced": ("✓", "agrees"),
-    "direction only": ("≈", "partly"),
-    "not reproduced": ("✗", "differs"),
-    "chose the setting": ("○", "open"),
-    "not tested": ("–", "open"),
-}
 # The files of benchmarks and checks below a campaign's folder.
 FILES = dict.fromkeys(("steps", "complexity", "decode"), "bench/{kind}/{scale}.parquet")
 FILES |= {"checks": "check/operators.parquet", "gradients": "check/gradients.parquet"}
@@ -152,7 +145,6 @@ def _write_pages(pages: Mapping[str, Mapping[str, Any]], out: Path, **known: Any
     """Write the pages in their order, and delete those of an earlier report that are gone."""
     known |= {
         "nav": [(name, title) for name, title in PAGES.items() if name in pages],
-        "signs": SIGNS,
         "verdicts": VERDICTS,
         "table_numbers": {each.label: each.number for each in tables.EVERY},
         "style": style,
