@@ -36,7 +36,7 @@ def said(capsys: pytest.CaptureFixture, *arguments: str, status: int = 0) -> str
     "arguments, line",
     [
         (["trian"], "invalid choice: 'trian'"),
-        (["plan", "--confg", "x"], "unrecognized arguments: --confg"),
+        (["plan", "--conf", "x"], "unrecognized arguments: --conf"),
         (["plan", "campaign=smok"], "did you mean 'smoke'?"),
         (["plan", "--config", "nowhere.yaml"], "no configuration file nowhere.yaml"),
         (["train", "10M/full/42"], "has no run '10M/full/42'; an address is SCALE/VARIATION/"),
