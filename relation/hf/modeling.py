@@ -1,7 +1,7 @@
 """The paper's decoder as models of transformers: configuration, models and their cache."""
 
-import inspect
 from dataclasses import MISSING, fields, replace
+from inspect import Parameter, Signature
 from typing import Any
 
 import torch
@@ -58,10 +58,11 @@ class RelationConfig(PretrainedConfig):
         layers = options.get("num_hidden_layers")
         if layers is not None and options.get("layout") is None:
             options["layout"] = FULL * layers
-        others = {own: other for other, own in self.attribute_map.items()}
+        theirs = {name: their for their, name in self.attribute_map.items()}
         for name, default in _FIELDS.items():
-            setattr(self, name, options.pop(name, options.pop(others.get(name, ""), default)))
-        if "transformers_version" not in options:
+            given = options.pop(theirs.get(name, ""), default)  # by transformers' name for it
+            setattr(self, name, options.pop(name, given))
+        if "transformers_version" not in options:  # which files have
             known = {*dir(self), *vars(PretrainedConfig()), *vars(GenerationConfig())}
             if unknown := sorted(options.keys() - known - {"attn_implementation"}):
                 raise InputError(
@@ -69,7 +70,7 @@ class RelationConfig(PretrainedConfig):
                     f"{', '.join(_FIELDS)}"
                 )
         super().__init__(**options)
-        self.model()
+        self.model()  # refuses what is no model
 
     @classmethod
     def of(cls, config: ModelConfig, **options) -> "RelationConfig":
@@ -104,11 +105,10 @@ class RelationConfig(PretrainedConfig):
 
 
 # The arguments by name, as help and editors show them.
-_KINDS = inspect.Parameter
-RelationConfig.__init__.__signature__ = inspect.Signature([
-    _KINDS("self", _KINDS.POSITIONAL_ONLY),
-    *(_KINDS(name, _KINDS.KEYWORD_ONLY, default=value) for name, value in _FIELDS.items()),
-    _KINDS("options", _KINDS.VAR_KEYWORD),
+RelationConfig.__init__.__signature__ = Signature([
+    Parameter("self", Parameter.POSITIONAL_ONLY),
+    *(Parameter(name, Parameter.KEYWORD_ONLY, default=value) for name, value in _FIELDS.items()),
+    Parameter("options", Parameter.VAR_KEYWORD),
 ])  # fmt: skip
 
 
