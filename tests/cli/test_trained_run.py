@@ -52,6 +52,13 @@ def test_a_seed_fixes_the_text(capsys: pytest.CaptureFixture) -> None:
     assert texts[0] == texts[1] != texts[2]
 
 
+def test_a_corpus_of_other_texts_is_refused(tmp_path: Path, capsys) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("A sentence of some words.\n" * 20_000)
+    assert main(["diagnose", RUN, TINY, f"corpus={text}"]) == 2
+    assert "sample-300 holds other texts or settings than" in capsys.readouterr().err
+
+
 def test_an_exported_run_is_the_trained_one(trained: Path, tmp_path: Path, capsys) -> None:
     transformers = pytest.importorskip("transformers")
     folder = tmp_path / "exported"
