@@ -233,3 +233,18 @@ def bits_per_character(runs: pd.DataFrame, nll: str = "final_nll") -> pd.Series:
     characters = runs["validation_characters"].astype(float)
     characters = characters.groupby(runs["corpus_fingerprint"], dropna=False).transform("max")
     return runs[nll] * runs["validation_tokens"] / characters / math.log(2)
+
+
+def longer(lengths: pd.DataFrame) -> pd.DataFrame:
+    """What windows longer than trained cost by position: `value`, nat/token, of `count` tokens."""
+    whole, apart = (lengths[lengths["reading"] == reading] for reading in ("whole", "apart"))
+    key = ["scale", "variation", "variant", "seed", "first"]
+    both = whole.merge(apart, on=key, suffixes=("", "_apart"))
+    return both.assign(value=both["nll"] - both["nll_apart"])
+
+
+def recalled(recall: pd.DataFrame) -> pd.Series:
+    """The share of queries answered at the learning rate chosen for each width."""
+    rows = recall[recall["chosen"].fillna(False).astype(bool)]
+    sums = rows.groupby(["mixer", "width", "length", "seed"])[["right", "queries"]].sum()
+    return (sums["right"] / sums["queries"]).rename("share")
