@@ -15,7 +15,7 @@ from torch import Tensor
 from relation.errors import InputError
 from relation.kernels import decoding
 from relation.nn.cache import Cache, DecodeState, HistoryCache
-from relation.nn.model import Block, Decoder, LinearRelationMixer, RopeTables
+from relation.nn.model import Block, Decoder, RopeTables
 from relation.nn.sampling import (
     CHUNK,
     Sampling,
@@ -45,8 +45,8 @@ class BlockWeights:
     def __init__(self, letter: str, block: Block, dtype: torch.dtype):
         mixer, ffn, self.letter = block.mixer, block.ffn, letter
         wi = mixer.wi.weight if mixer.theta is None else mixer.mixed_wi()
-        readers = [mixer.w1.weight, mixer.w2.weight, wi]
-        if isinstance(mixer, LinearRelationMixer):
+        readers = [mixer.w1.weight, mixer.w2.weight, wi]  # (H d_h, d) each, or of fewer heads
+        if letter == LINEAR:
             vectors = mixer.a_log.detach().float(), mixer.dt_bias.detach().float()
             self.retention = (mixer.retention_up.detach().to(dtype).contiguous(), *vectors)
             readers.append(mixer.retention_down.weight)
