@@ -235,18 +235,24 @@ def table_cells(table: Table, records: Records) -> pd.DataFrame:
     of_seed = pd.Series([seed_of(table, *key) is not None for key in keys], cells.index, dtype=bool)
     alone = of_seed | (cells["statistic"] == "sd") | records.miniature
     cells["difference"] = (cells["value"] - cells["paper_value"]).mask(alone)
-    # The value of no effect, or that of the column which is named.
-    nulls = cells["column"].map({key: column.null for key, column in table.columns.items()})
-    main = cells[cells["statistic"] != "sd"].set_index(["row", "column"])["value"]
-    values = [main.get((row, null)) for row, null in zip(cells["row"], nulls, strict=True)]
-    null = pd.to_numeric(nulls, errors="coerce").fillna(pd.Series(values, cells.index, dtype=float))
-    low, high = cells["low"], cells["high"]
-    inside = cells["paper_value"].between(low, high)
-    decided = null.notna() & low.notna() & cells["difference"].notna()
-    cells["agrees"] = inside.astype(object).where(decided & ~(inside & null.between(low, high)))
+    cells["agrees"] = _agrees(table, cells)
     words = ["paper", "text", "scale", "agrees"]
     cells[words] = cells[words].astype(object).where(cells[words].notna(), None)
     return cells[COLUMNS]
+
+
+def _agrees(table: Table, cells: pd.DataFrame) -> pd.Series:
+    """Whether the paper's value lies in our interval; missing where the null does as well."""
+    # The value of no effect, or that of the column which is named.
+    nulls = cells["column"].map({key: column.null for key, column in table.columns.items()})
+    main = cells[cells["statistic"] != "sd"]
+    by_key = dict(zip(zip(main["row"], main["column"], strict=True), main["value"], strict=True))
+    named = pd.Series(list(zip(cells["row"], nulls, strict=True)), cells.index).map(by_key)
+    null = pd.to_numeric(nulls, errors="coerce").fillna(named.astype(float))
+    low, high = cells["low"], cells["high"]
+    inside = cells["paper_value"].between(low, high)
+    decided = null.notna() & low.notna() & cells["difference"].notna()
+    return inside.astype(object).where(decided & ~(inside & null.between(low, high)))
 
 
 def _gaps(table: Table, records: Records, found: Cells) -> Cells:
