@@ -23,7 +23,6 @@ published: setup
 
 site: published
 	$(RUN) sphinx-build --quiet -W --keep-going -c docs . site
-	rm -rf site/report && cp -r results/published/report site/report
 	@echo "Serve it: python3 -m http.server --directory site"
 
 test: setup

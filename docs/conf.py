@@ -1,6 +1,10 @@
 """The site as `make site` builds it: README, docs/, the other pages and the API reference."""
 
+import shutil
+from pathlib import Path
+
 project = "Relation"
+REPORT = Path(__file__).parents[1] / "results" / "published" / "report"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.viewcode"]
 # Sources are the repository's own pages, so that every link between them and to files is checked.
 root_doc = "README"
@@ -23,7 +27,7 @@ include_patterns = [f"{page}.md" for page in ("README", *PAGES)] + ["docs/api/*.
 html_additional_pages = {"index": "home.html"}  # leads to README
 html_theme = "furo"
 html_title = "Relation"
-templates_path = ["_templates"]  # report.html: a link to the report, which `make site` adds
+templates_path = ["_templates"]  # report.html: a link to the report
 _FURO = ("brand", "search", "scroll-start", "navigation", "scroll-end")
 html_sidebars = {"**": [f"sidebar/{part}.html" for part in _FURO]}
 html_sidebars["**"].insert(3, "report.html")
@@ -36,7 +40,7 @@ autodoc_typehints = "signature"
 
 
 def setup(app):
-    """README has no list of pages for GitHub to show; here it is the sidebar's."""
+    """Add the list of pages to README, for the sidebar, and the report to the site."""
     pages = "\n".join(PAGES)
     listed = f"\n\n```{{toctree}}\n:hidden:\n:glob:\n\n{pages}\n```\n"
 
@@ -44,4 +48,16 @@ def setup(app):
         if name == root_doc:
             text[0] += listed
 
+    def add_report(_, error):
+        """The report stands alone too; in the site its pages link back to the documentation."""
+        if error is None:
+            copy = Path(app.outdir, "report")
+            shutil.rmtree(copy, ignore_errors=True)
+            shutil.copytree(REPORT, copy)
+            for page in copy.glob("*.html"):
+                text = page.read_text(encoding="utf-8")
+                link = '<a href="../README.html">Documentation</a>\n</nav>'
+                page.write_text(text.replace("</nav>", link, 1), encoding="utf-8")
+
     app.connect("source-read", add_list)
+    app.connect("build-finished", add_report)

@@ -3,7 +3,7 @@
 The library is `relation.ops` (the equations in plain PyTorch), `relation.kernels` (FlashRelation
 and Linear Relation in Triton) and `relation.nn`; each is imported on its first use. All else is the
 pipeline of the reproduction, which needs the extras `pipeline` and `report`. A module imports from
-its own room and from those before it, in the order of `tests/library/test_imports.py`.
+its own package and from those before it, in the order of `tests/library/test_imports.py`.
 """
 
 from importlib import import_module
@@ -11,8 +11,8 @@ from typing import Any
 
 __version__ = "0.2.0"
 
-_ROOMS = ("kernels", "nn", "ops")
-_FROM = {
+_PACKAGES = ("kernels", "nn", "ops")
+_HOMES = {
     "Decoder": "nn",
     "Documents": "kernels.documents",
     "Execution": "nn",
@@ -23,15 +23,15 @@ _FROM = {
     "full_relation": "ops",
     "linear_relation": "ops",
 }
-__all__ = [*_ROOMS, *_FROM, "__version__"]
+__all__ = [*_PACKAGES, *_HOMES, "__version__"]
 
 
 def __getattr__(name: str) -> Any:
     """Import on first use: to parse the Snakefile no PyTorch is needed."""
-    if name in _ROOMS:
+    if name in _PACKAGES:
         return import_module(f"{__name__}.{name}")
-    if name in _FROM:
-        return getattr(import_module(f"{__name__}.{_FROM[name]}"), name)
+    if name in _HOMES:
+        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

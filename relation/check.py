@@ -2,6 +2,9 @@
 
 The error of an operator or a gradient may be twice that of the definition in the same precision,
 the yardstick, plus a share of the truth's size: 1e-3 for 16 bits, 1e-5 for FP32, 1e-12 for FP64.
+
+`operators` checks a campaign's backends of Full and Linear Relation, `gradients` the gradient of
+every parameter in its training step; both judge by `deviations`.
 """
 
 import gc
@@ -254,8 +257,16 @@ def history_errors(operator: Operator, states: Tensor, share: Tensor, given: Ten
     }
 
 
+def _largest(errors: dict[str, float], precision: str) -> Iterator[dict]:
+    """Rows of an identity's largest errors, which have no yardstick."""
+    for name, error in errors.items():
+        allowed = 0.0 if name.endswith(_TO_THE_BIT) else _IDENTITY_SLACK[precision]
+        row = {"name": name, "measure": "largest", "error": error, "yardstick": None}
+        yield row | {"allowed": allowed}
+
+
 def _identities(check: Check, full: Operator, device: torch.device) -> Iterator[tuple]:
-    """Every check but exactness: its name, what was checked, in which precision, and the errors."""
+    """Every check but exactness: its name, what was checked, in which precision, and its rows."""
     linear = get_backend("linear", check.linear, device).call
     own = (check.backend, full, check.linear, linear, check.precision)
     defined = ("definition", full_relation, "definition", linear_relation, "fp64")
@@ -265,14 +276,17 @@ def _identities(check: Check, full: Operator, device: torch.device) -> Iterator[
         g = -0.1 * _draw("history", 6, device).sigmoid().to(_wide(dtype))
         states = _draw("history", 5, device, 3).to(dtype)
         share = 1 - exchange_gate(*states[:2], lam)
-        yield "identity", operator, precision, identity_errors(form, dtype, device)
+        errors = identity_errors(form, dtype, device)
+        yield "identity", operator, precision, _largest(errors, precision)
         for name, by, call, given, weighs in (
             ("Full Relation", operator, form, lam, share),
             ("Linear Relation", linear_operator, linear_form, g, torch.ones_like(share)),
         ):
             errors = history_errors(call, states, weighs, given)
-            yield "history", by, precision, {f"{name}: {k}": e for k, e in errors.items()}
-        yield "mixing", "definition", precision, mixing_errors(givens_mix, dtype, device)
+            errors = {f"{name}: {what}": error for what, error in errors.items()}
+            yield "history", by, precision, _largest(errors, precision)
+        errors = mixing_errors(givens_mix, dtype, device)
+        yield "mixing", "definition", precision, _largest(errors, precision)
     chunked = get_backend("linear", "chunked").call
     exact = (("expanded", expanded, "fp64"), ("chunked", chunked, "fp64"))
     for name, form, precision in (*exact, (check.linear, linear, check.precision)):
@@ -300,13 +314,6 @@ def operators(check: Check, out: Path) -> None:
         for kind, name, precision, found in _identities(check, operator, device):
             known = {"check": kind, "operator": name, "precision": precision, "scale": ""}
             known |= zip(("heads", "length", "width"), _SIZES[kind], strict=True)
-            if isinstance(found, dict):  # of identities, which have no yardstick
-                slack = _IDENTITY_SLACK[precision]
-                found = [
-                    {"name": name, "measure": "largest", "error": error, "yardstick": None}
-                    | {"allowed": 0.0 if name.endswith(_TO_THE_BIT) else slack}
-                    for name, error in found.items()
-                ]
             rows += [known | {"draws": 1} | row for row in found]
     known = records.key(check, "checks") | records.origin(check.hash, describe(device))
     records.write(out, "checks", rows, known)
@@ -365,7 +372,7 @@ def gradient_rows(side: Side, scale: str, check: Check, device: torch.device) ->
 
     Of a step whose kernels the host launches and, where it replays CUDA graphs, of a replay.
     """
-    model = Execution(**side.backends, compiled=check.compile).decoder(side.model, device)
+    model = Decoder(side.model, Execution(**side.backends, compiled=check.compile), device=device)
     kept: dict[str, Tensor] = {}
 
     def keep(loss: Tensor) -> None:
@@ -378,7 +385,7 @@ def gradient_rows(side: Side, scale: str, check: Check, device: torch.device) ->
     steps = {"launched": [step.uncaptured()]}
     if check.compile and device.type == "cuda":
         steps["replayed"] = [step, step]  # its first update is launched, the next captures graphs
-    truth, eager = (Execution(**_TRUTH).decoder(side.model, device) for _ in range(2))
+    truth, eager = (Decoder(side.model, Execution(**_TRUTH), device=device) for _ in range(2))
     truth.double()
     initial = {name: tensor.clone() for name, tensor in eager.state_dict().items()}
 

@@ -18,7 +18,7 @@ from relation import records
 from relation.config import CONFIG, parsed, reference
 from relation.errors import InputError, RelationError, check_among
 from relation.plan import WHY_UNMEASURED, Campaign, Run, load
-from relation.variants import parameters
+from relation.variants import parameter_count
 
 RUN = "SCALE/VARIATION/VARIANT/SEED"
 Options = argparse.Namespace
@@ -39,7 +39,7 @@ def _campaign(options: Options) -> Campaign:
     return load(options.config, **choices)
 
 
-def _same(options: Options, found: str, what: str) -> None:
+def _check_hash(options: Options, found: str, what: str) -> None:
     """Refuse a job whose specification is not the one that its rule was planned with."""
     if options.hash not in (None, found):
         raise InputError(
@@ -48,15 +48,12 @@ def _same(options: Options, found: str, what: str) -> None:
         )
 
 
-def _begin(options: Options, found: str, what: str, runs_per_gpu: int = 1) -> None:
-    """`_same`; then one thread, as the number decides the order of sums, and a share of a GPU."""
+def _begin(options: Options, found: str, what: str) -> None:
+    """Check the hash; then take one thread, as their number decides the order of sums."""
     import torch
 
-    from relation import machine
-
-    _same(options, found, what)
+    _check_hash(options, found, what)
     torch.set_num_threads(1)
-    machine.RUNS_PER_GPU = runs_per_gpu
 
 
 def _data(campaign: Campaign, run: Run) -> Path:
@@ -94,7 +91,7 @@ def _prepare(campaign: Campaign, options: Options) -> Path:
     problem = f"campaign {campaign.name} has no data {options.target!r}"
     check_among(options.target, campaign.data, problem)
     data = campaign.data[options.target]
-    _same(options, data.hash, f"data {data.name}")
+    _check_hash(options, data.hash, f"data {data.name}")
     out = campaign.folder / "data" / data.name
     prepare(data, out)
     return out
@@ -102,7 +99,7 @@ def _prepare(campaign: Campaign, options: Options) -> Path:
 
 def _train(campaign: Campaign, options: Options) -> Path | None:
     run = campaign.run(options.target)
-    _same(options, run.hash, f"run {run.name}")
+    _check_hash(options, run.hash, f"run {run.name}")
     data = _data(campaign, run)
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         # By this line `status` knows whose log it is.
@@ -111,9 +108,9 @@ def _train(campaign: Campaign, options: Options) -> Path | None:
             return _under_torchrun(options.processes)
     from relation.train.run import train
 
-    _begin(options, run.hash, run.name, campaign.runs_per_gpu)
+    _begin(options, run.hash, run.name)
     out = campaign.folder / "runs" / run.name
-    train(run, data, out, campaign.folder / "work")
+    train(run, data, out, campaign.folder / "work", campaign.runs_per_gpu)
     return out / "run.parquet" if os.environ.get("RANK", "0") == "0" else None
 
 
@@ -144,9 +141,10 @@ def _diagnose(campaign: Campaign, options: Options) -> Path:
     from relation.flow.diagnose import diagnose
 
     run = campaign.run(options.target)
-    _begin(options, run.flow_hash, f"diagnostics of {run.name}", campaign.runs_per_gpu)
+    _begin(options, run.flow_hash, f"diagnostics of {run.name}")
     out = campaign.folder / "flow" / run.name
-    diagnose(run, _data(campaign, run), _checkpoint(campaign, run), out)
+    given = (run, _data(campaign, run), _checkpoint(campaign, run), out)
+    diagnose(*given, campaign.runs_per_gpu)
     return out
 
 
@@ -156,10 +154,10 @@ def _length(campaign: Campaign, options: Options) -> Path:
     run = campaign.run(options.target)
     if campaign.length is None:
         raise InputError(f"campaign {campaign.name} has no section `length`")
-    found = campaign.length.hash(run)
-    _begin(options, found, f"long texts of {run.name}", campaign.runs_per_gpu)
+    _begin(options, campaign.length.hash(run), f"long texts of {run.name}")
     out = campaign.folder / "length" / run.name
-    measure(run, _data(campaign, run), _checkpoint(campaign, run), out, campaign.length)
+    given = (run, _data(campaign, run), _checkpoint(campaign, run), out, campaign.length)
+    measure(*given, campaign.runs_per_gpu)
     return out
 
 
@@ -167,9 +165,9 @@ def _recall(campaign: Campaign, options: Options) -> Path:
     from relation.beyond.recall import run
 
     recall = campaign.recall_of(options.target)
-    _begin(options, recall.hash, f"recall of {recall.mixer}", campaign.runs_per_gpu)
+    _begin(options, recall.hash, f"recall of {recall.mixer}")
     out = campaign.folder / "recall" / f"{recall.mixer}.parquet"
-    run(recall, out)
+    run(recall, out, campaign.runs_per_gpu)
     return out
 
 
@@ -180,7 +178,7 @@ def _bench(campaign: Campaign, options: Options) -> Path:
     bench = campaign.bench(benchmark, scale)
     _begin(options, bench.hash, f"benchmark {options.target}")
     out = campaign.folder / "bench" / benchmark / f"{scale}.parquet"
-    data = [campaign.folder / "data" / name for name in campaign.read_by(bench)]
+    data = [campaign.folder / "data" / name for name in campaign.corpora_of(bench)]
     import_module(f"relation.bench.{bench.kind}").measure(bench, out, *data)
     return out
 
@@ -201,16 +199,21 @@ def _models(campaign: Campaign) -> list[dict[str, Any]]:
     """A row a scale, variation and variant: the geometry, and its parameters."""
     rows = {}
     for run in campaign.planned:
-        counted = {"parameters": parameters(run.model), "vocab": run.model.vocab_size}
-        row = {"data_title": run.data.title, **counted}
-        for name in set(records.columns("models")) - {*row, *records.ORIGIN}:
-            row[name] = getattr(run if hasattr(run, name) else run.model, name)
-        rows.setdefault((run.scale, run.variation, run.variant), row)
+        geometry = ("layers", "layout", "d_model", "heads", "head_dim", "d_ff")
+        batch = ("context", "micro", "accumulation", "budget_tokens")
+        rows.setdefault((run.scale, run.variation, run.variant), {
+            **records.key(run, "models"),
+            **{name: getattr(run.model, name) for name in geometry},
+            **{name: getattr(run, name) for name in batch},
+            "parameters": parameter_count(run.model),
+            "vocab": run.model.vocab_size,
+            "data_title": run.data.title,
+        })  # fmt: skip
     return list(rows.values())
 
 
 def _collect(campaign: Campaign, options: Options) -> None:
-    _same(options, campaign.hash, f"campaign {campaign.name}")
+    _check_hash(options, campaign.hash, f"campaign {campaign.name}")
     folder = campaign.folder
     shipped = campaign.hashes() if campaign.published else ()
     records.collect(folder, campaign.files(records.published_hashes), shipped)
@@ -241,36 +244,43 @@ def _todo(campaign: Campaign) -> dict[str, str]:
     return {path: hash for path, hash in planned.items() if not is_made(path, hash)}
 
 
-def _told(hours: float) -> str:
+def _duration(hours: float) -> str:
     return f"{hours:,.2f} h" if hours >= 0.1 else f"{60 * hours:.1f} min"
 
 
 def _plan(campaign: Campaign, options: Options) -> None:
-    todo = _todo(campaign)
-    runs = [run for run in campaign.runs if f"runs/{run.name}/run.parquet" in todo]
-    jobs = Counter(path.split("/")[0] for path in todo if not path.endswith(_BESIDE))
+    # What is chosen, and what of it is shipped.
     print(f"{campaign.title}: {campaign.description}")
     for scale, variant in dict.fromkeys((run.scale, run.variant) for run in campaign.runs):
         models = (r.model for r in campaign.runs if (r.scale, r.variant) == (scale, variant))
-        print(f"  {scale} {variant}: {parameters(next(models)):,} parameters")
+        print(f"  {scale} {variant}: {parameter_count(next(models)):,} parameters")
     done = records.published_hashes("runs", campaign.name) if campaign.published else ()
     shipped = [run for run in campaign.runs if run.hash in done]
     print(f"{len(campaign.runs)} runs are chosen; {len(shipped)} of them are shipped.")
     if lacking := campaign.unmeasured(records.published_hashes):
         kinds = " or ".join(sorted({kind for each in lacking.values() for kind in each}))
         print(f"{len(lacking)} of these have no {kinds}, each because {WHY_UNMEASURED}.")
+
+    # What is to be made: jobs by their folder, each counted by the one file that all of them write.
+    todo = _todo(campaign)
     if not todo:
-        return print("Nothing is to be made but the report.")
+        print("Nothing is to be made but the report.")
+        return
+    further = ("losses", "probes", "curves", "maps", "gradients")
+    jobs = Counter(path.split("/")[0] for path in todo if Path(path).stem not in further)
     names = {"runs": "train", "flow": "diagnose", "data": "prepare"}
     print("To be made:", ", ".join(f"{n} {names.get(job, job)}" for job, n in jobs.items()))
+
+    # What it takes.
+    runs = [run for run in campaign.runs if f"runs/{run.name}/run.parquet" in todo]
     hours: Counter = Counter()
     for run in runs:
         speed = campaign.expected_tokens_per_second[run.scale]
         hours[f"{run.scale}/{run.variation}"] += run.budget_tokens / speed / 3600
-    print(*(f"  {name}: {_told(value)} of training" for name, value in hours.items()), sep="\n")
+    print(*(f"  {name}: {_duration(value)} of training" for name, value in hours.items()), sep="\n")
     unit = "GPU" if campaign.device == "cuda" else "core"
-    disk = sum(4 * parameters(run.model) for run in runs) / 2**30  # FP32
-    print(f"Training takes some {_told(sum(hours.values()))} of one {unit} at expected speeds.")
+    disk = sum(4 * parameter_count(run.model) for run in runs) / 2**30  # FP32
+    print(f"Training takes some {_duration(sum(hours.values()))} of one {unit} at expected speeds.")
     size = f"{disk:,.1f} GiB" if disk >= 1 else f"{disk * 1024:,.0f} MiB"
     print(f"Checkpoints take {size} of disk.")
     others = [x.name for x in runs if (campaign.folder / f"runs/{x.name}/run.parquet").exists()]
@@ -279,9 +289,6 @@ def _plan(campaign: Campaign, options: Options) -> None:
         print(*(f"  {name}" for name in others[:3]), *["  ..."] * (len(others) > 3), sep="\n")
     for run in runs if options.runs else ():
         print(run.name, run.hash)
-
-
-_BESIDE = tuple(f"{name}.parquet" for name in ("losses", "probes", "curves", "maps", "gradients"))
 
 
 def _status(campaign: Campaign, options: Options) -> None:
@@ -315,7 +322,7 @@ def _last_line(log: Path, hash: str) -> str:
     return lines[-1] if hash in text else ""
 
 
-def _generate(campaign: Campaign, options: Options) -> str:
+def _generate(campaign: Campaign, options: Options) -> None:
     import torch
 
     from relation import machine
@@ -335,7 +342,7 @@ def _generate(campaign: Campaign, options: Options) -> str:
         print(options.prompt, end="", flush=True)
         for piece in stream_text(tokenizer, tokens):
             print(piece, end="", flush=True)
-    return ""
+    print()
 
 
 def _export(campaign: Campaign, options: Options) -> Path:
@@ -413,6 +420,24 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _run(arguments: list[str]) -> None:
+    """Run one command; what it returns is printed for a person, who gives no --hash."""
+    if arguments[:2] == ["bench", "operators"]:
+        from relation.bench import operators
+
+        operators.main(arguments[2:])
+        return
+    parser = build_parser()
+    options, further = parser.parse_known_args(arguments)
+    options.choices += further  # choices may also follow an option
+    if unknown := [each for each in further if each.startswith("-")]:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    campaign = None if options.call is _config else _campaign(options)
+    said = options.call(campaign, options)
+    if said is not None and options.hash is None:
+        print(said)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run one command and return the exit status.
 
@@ -421,21 +446,7 @@ def main(arguments: list[str] | None = None) -> int:
     """
     try:
         try:
-            arguments = sys.argv[1:] if arguments is None else arguments
-            if arguments[:2] == ["bench", "operators"]:
-                from relation.bench import operators
-
-                operators.main(arguments[2:])
-                return 0
-            parser = build_parser()
-            options, further = parser.parse_known_args(arguments)
-            options.choices += further  # choices may also follow an option
-            if unknown := [each for each in further if each.startswith("-")]:
-                parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-            campaign = None if options.call is _config else _campaign(options)
-            said = options.call(campaign, options)
-            if said is not None and options.hash is None:
-                print(said)
+            _run(sys.argv[1:] if arguments is None else arguments)
         finally:
             sys.stdout.flush()
     except RelationError as error:

@@ -12,8 +12,11 @@ from relation.config import hash_of
 from relation.variants import ModelConfig
 
 
-def changed(values: Any, *names: str) -> dict[str, Any]:
-    """Fields that are not at their default, as JSON holds them; of `names`, if there are any."""
+def non_defaults(values: Any, *names: str) -> dict[str, Any]:
+    """A dataclass's fields that are not at their default, as JSON holds them.
+
+    names: of these fields alone, if any are given.
+    """
     wanted = (each for each in fields(values) if not names or each.name in names)
     found = ((each.name, getattr(values, each.name), each.default) for each in wanted)
     return {name: _plain(value) for name, value, default in found if value != default}
@@ -21,7 +24,7 @@ def changed(values: Any, *names: str) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     if is_dataclass(value):
-        return changed(value)
+        return non_defaults(value)
     return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
 
 
@@ -59,7 +62,7 @@ class Data:
         read = ("train_tokens", "validation_tokens", "tokenizer_characters")
         split = ("validation_modulus", "document_characters")
         texts = {"source": self.source} if self.fingerprint is None else {}
-        return texts | changed(self, "fingerprint", "vocabulary", *read, *split)
+        return texts | non_defaults(self, "fingerprint", "vocabulary", *read, *split)
 
     @property
     def hash(self) -> str:
@@ -126,8 +129,8 @@ class Run:
         optimiser = ("learning_rate", "betas", "weight_decay", "gradient_clip", "adam_eps")
         rest = ("decay_embedding", "decay_vectors", "plateau_fraction")
         text = ("document_mask", "init_key", "precision", "seed")
-        own = changed(self, *schedule, *optimiser, *rest, *text)
-        return {**own, "model": changed(self.model), "data": self.data.specification()}
+        own = non_defaults(self, *schedule, *optimiser, *rest, *text)
+        return {**own, "model": non_defaults(self.model), "data": self.data.specification()}
 
     @property
     def hash(self) -> str:
@@ -137,7 +140,7 @@ class Run:
     def flow_hash(self) -> str:
         """The hash of the diagnostics of its checkpoint."""
         read = ("flow_sequences", "flow_window", "flow_length", "rank_length")
-        return hash_of({"run": self.hash, **changed(self, *read)})
+        return hash_of({"run": self.hash, **non_defaults(self, *read)})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +162,7 @@ class _Job:
 
     @property
     def hash(self) -> str:
-        own = changed(self)
+        own = non_defaults(self)
         return hash_of({n: v for n, v in own.items() if n not in ("campaign", "variation")})
 
 

@@ -7,7 +7,6 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -41,8 +40,6 @@ def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
     return tensor.to(device)
 
 
-# How many jobs of `claim` share a GPU; the command line sets it from the configuration.
-RUNS_PER_GPU = 1
 _SHARES = 20  # of a GPU, a lock each: divisible by 1, 2, 4 and 5 runs
 
 
@@ -66,7 +63,7 @@ def _take(stack: ExitStack, locks: Iterable[FileLock], wanted: int) -> bool:
 
 @contextmanager
 def gpu_lock(count: int = 1, runs_per_gpu: int = 1) -> Iterator[list[int]]:
-    """Hold `count` GPUs of this machine, or a share of each, and yield their indices.
+    """Hold `count` GPUs of this machine, or of each the share of one run, and yield their indices.
 
     Waits until they are free. All or none are taken, so two jobs never wait for each other with
     half of what both need. Raises InputError where the machine has fewer.
@@ -80,12 +77,12 @@ def gpu_lock(count: int = 1, runs_per_gpu: int = 1) -> Iterator[list[int]]:
     locks = [[_lock(f"{name}-{share}") for share in range(_SHARES)] for name in names]
     waits = False
     while True:
+        held: list[int] = []
         with ExitStack() as stack:
-            with _lock("claim"):
-                free = (
-                    i for i, own in enumerate(locks) if _take(stack, own, _SHARES // runs_per_gpu)
-                )
-                held = list(islice(free, count))
+            with _lock("claim"):  # one job at a time looks for free ones
+                for index, own in enumerate(locks):
+                    if len(held) < count and _take(stack, own, _SHARES // runs_per_gpu):
+                        held.append(index)
             if len(held) == count:
                 yield held
                 return
@@ -96,16 +93,17 @@ def gpu_lock(count: int = 1, runs_per_gpu: int = 1) -> Iterator[list[int]]:
 
 
 @contextmanager
-def claim(name: str, alone: bool = False) -> Iterator[torch.device]:
-    """Yield the device "cpu", or "cuda" with a GPU, or a share of one, held until the end.
+def claim(name: str, runs_per_gpu: int = 1, empty: bool = False) -> Iterator[torch.device]:
+    """Yield the device "cpu", or "cuda" with a GPU that is held until the end.
 
-    alone: the whole GPU, on which this process takes no memory.
+    runs_per_gpu: how many jobs share it, as gpu_lock takes it. empty: this process takes no memory
+    on it, as others compute there.
     """
     if name == "cpu":
         yield torch.device("cpu")
         return
-    with gpu_lock(runs_per_gpu=1 if alone else RUNS_PER_GPU) as (index,):
-        if not alone:
+    with gpu_lock(runs_per_gpu=runs_per_gpu) as (index,):
+        if not empty:
             torch.cuda.set_device(index)
         yield torch.device("cuda", index)
 

@@ -1,11 +1,14 @@
-"""The runs of a campaign, from the places that set their options, and what is measured beside them:
-systems benchmarks, associative recall, checks.
+"""From a campaign's values to its jobs.
+
+`Matrix` makes the runs, from the places that set their options, and their data. `bench_jobs`,
+`recall_jobs` and `check_job` make what is measured beside them, by the first variation's options.
 """
 
 import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -45,18 +48,29 @@ _CHECKED = {"bf16": (512, 8, 32), "fp32": (32, 2, 16)}
 
 @dataclass(frozen=True)
 class Matrix:
-    """A campaign's values, and what is built from them; every error names the place to change."""
+    """A campaign's values, and what is built from them; every error names the place to change.
+
+    corpus: what is read in place of the campaign's texts, or None; variations: what each changes.
+    """
 
     name: str
     section: CampaignSection
-    values: dict
     corpus: str | None
     variations: dict[str, dict]
 
+    @cached_property
+    def values(self) -> dict:
+        """The section's keys that were given, with plain values."""
+        return self.section.given()
+
     def options(self, scale: str, variant: str, changes: Mapping = {}) -> dict:
-        """The options of a run, each place over the one before."""
-        setting = (self.values, self.values["scales"][scale], changes)
-        places = [p for each in setting for p in (each, each.get("overrides", {}).get(variant, {}))]
+        """The options of a run: the campaign's, over them the scale's, over those a variation's.
+
+        In each, what its `overrides` say of the variant comes last. changes: the variation.
+        """
+        places = []
+        for place in (self.values, self.values["scales"][scale], changes):
+            places += [place, place.get("overrides", {}).get(variant, {})]
         merged: dict = {"learning_rate_factor": 1.0, "backends": {}}
         for place in places:
             own = {name: value for name, value in place.items() if name in Options.model_fields}
@@ -67,8 +81,8 @@ class Matrix:
             raise InputError(f"config/{self.name}.yaml: scale {scale} has no {missing[0]}; give it")
         return merged
 
-    def data(self, corpus: str, vocabulary: int, read: list[dict]) -> Data:
-        """A prepared corpus; `read`: the options of what reads it."""
+    def data(self, corpus: str, vocabulary: int, readers: list[dict]) -> Data:
+        """A prepared corpus; readers: the options of the runs that read it."""
         known = self.section.corpora or {}
         check_among(corpus, known, f"config/{self.name}.yaml: there is no corpus {corpus!r}")
         values = {"title": corpus, **known[corpus].given()}
@@ -97,8 +111,8 @@ class Matrix:
             vocabulary=vocabulary,
             path=None if path is None else str(path),
             source=None if streams is None else {"streams": streams},
-            largest_context=max(o["context"] for o in read),
-            diagnosed_tokens=max(o["flow_sequences"] * o["context"] + 1 for o in read),
+            largest_context=max(o["context"] for o in readers),
+            diagnosed_tokens=max(o["flow_sequences"] * o["context"] + 1 for o in readers),
             **{"fingerprint": None, **values},
         )
 
@@ -157,11 +171,13 @@ class Matrix:
 
     def runs(self) -> tuple[list[Run], dict[str, Data], dict[str, str]]:
         """Every run, each specification once; the corpora; variations that equal earlier ones."""
-        wanted, read = {}, {}
+        wanted: dict[tuple, tuple[dict, bool]] = {}  # by address: options, and whether further
+        readers: dict[tuple, list[dict]] = {}  # options by corpus and vocabulary
+        # A scale counts as it is too, whatever the variations leave of it.
         for scale, at in self.section.scales.items():
             for variant in PAIRED if at.variants is None else at.variants:
                 o = self.options(scale, variant)
-                read.setdefault((o["corpus"], o["vocabulary"]), []).append(o)
+                readers.setdefault((o["corpus"], o["vocabulary"]), []).append(o)
         for variation, changes in self.variations.items():
             scales = changes.get("scales", self.section.scales)
             for scale in (each for each in self.section.scales if each in scales):
@@ -171,21 +187,21 @@ class Matrix:
                 further = [] if "seeds" in changes else [s for s in further if s not in seeds]
                 for variant in PAIRED if variants is None else variants:
                     o = self.options(scale, variant, changes)
-                    read.setdefault((o["corpus"], o["vocabulary"]), []).append(o)
+                    readers.setdefault((o["corpus"], o["vocabulary"]), []).append(o)
                     for seed in (*seeds, *(further if variant in PAIRED else ())):
                         wanted[scale, variation, variant, seed] = (o, seed in further)
-        data = {names: self.data(*names, options) for names, options in read.items()}
+        data = {names: self.data(*names, options) for names, options in readers.items()}
         found: dict[str, Run] = {}
         equals: dict[str, str] = {}
         for key, (o, further) in wanted.items():
             run = self.run(key, data[o["corpus"], o["vocabulary"]], o, further)
             # Equal runs are trained once: the first variation's.
             equals[run.variation] = found.setdefault(run.hash, run).variation
-        for run in found.values():
+        for run in found.values():  # a variation with a run of its own equals none
             equals.pop(run.variation, None)
         return list(found.values()), {each.name: each for each in data.values()}, equals
 
-    # Benchmarks, recall and checks have the options of the first variation.
+    # For what is measured beside the runs: the options of the first variation.
 
     @property
     def key(self) -> dict[str, str]:
@@ -279,7 +295,7 @@ def sides(matrix: Matrix, benchmark: str, scale: str) -> Iterator[Side]:
             )
 
 
-def benchmarks(matrix: Matrix) -> list[Bench]:
+def bench_jobs(matrix: Matrix) -> list[Bench]:
     """Every systems benchmark (Appendix F)."""
     systems, found = matrix.section.systems, []
     for name in _BENCHMARKS if systems else ():
@@ -301,7 +317,7 @@ def benchmarks(matrix: Matrix) -> list[Bench]:
     return found
 
 
-def recall(matrix: Matrix) -> list[Recall]:
+def recall_jobs(matrix: Matrix) -> list[Recall]:
     """Associative recall of every mixer. Raises InputError for sequences that cannot be."""
     section = matrix.section.recall
     if section is None:
@@ -335,7 +351,7 @@ def recall(matrix: Matrix) -> list[Recall]:
     return found
 
 
-def check(matrix: Matrix) -> Check | None:
+def check_job(matrix: Matrix) -> Check | None:
     """The checks against FP64; None where the campaign has none."""
     if not matrix.section.check:
         return None

@@ -24,11 +24,13 @@ from relation.config import (
 )
 from relation.errors import InputError, check_among
 from relation.jobs import Bench, Recall, Run
-from relation.matrix import Matrix, benchmarks, check, recall
+from relation.matrix import Matrix, bench_jobs, check_job, recall_jobs
 from relation.variants import PAIRED, VARIANTS
 
 # The kinds of records of which a shipped one spares a job.
 _SHIPPED = ("runs", "steps", "complexity", "decode", "recall", "gradients")
+# What is measured on a checkpoint, by its kind: the folder, and the files that one job writes.
+_MEASURED = {"flow": ("flow", ("flow", "curves", "maps")), "lengths": ("length", ("lengths",))}
 # The name of the variation of a campaign that changes nothing.
 UNCHANGED = "base"
 # Why a shipped run has no diagnostics or no lengths.
@@ -100,7 +102,7 @@ class Campaign:
             own = [scale for scale in scales if scale in base.get("scales", scales)]
             variations[varied] = {**base, "title": varied, "scales": own, **changes}
             chosen.append(varied)
-        matrix = self.matrix = Matrix(name, section, values, choice.corpus, variations)
+        matrix = self.matrix = Matrix(name, section, choice.corpus, variations)
         self.planned, self.data, equals = matrix.runs()
         if choice.vary and (same := equals.get(varied)):
             raise InputError(f"vary={choice.vary} changes no run: its runs are variation {same}'s")
@@ -121,22 +123,25 @@ class Campaign:
             raise InputError(
                 f"campaign {name} has no run left under these choices; see config.yaml"
             )
-        found = kept(benchmarks(matrix))
+        found = kept(bench_jobs(matrix))
         self.benchmarks = [b for b in found if any(s.variant in variants for s in b.sides)]
         whole = not choice.variants
-        self.recall = [each for each in recall(matrix) if whole or each.mixer in variants]
-        self.check = check(matrix)
+        self.recall = [each for each in recall_jobs(matrix) if whole or each.mixer in variants]
+        self.check = check_job(matrix)
 
-        def setting(variation: str, **given: Any) -> Setting:
-            title, scales = variations.get(variation, {}).get("title", ""), given.get("scales")
-            given = {"title": title, **given, "scales": scales and tuple(scales)}
-            return Setting(campaign=name, variation=variation, **given)
+        # The report's columns: those that the campaign names, or the variations that are chosen.
+        named = [self._setting(**each.given()) for each in section.columns or ()]
+        shown = [self._setting(each) for each in chosen]
+        columns = named or shown
+        if choice.vary:  # the one-off is the last of four
+            columns = [*(named or shown[:-1])[:3], shown[-1]]
+        self.columns = columns[:4]
 
-        columns = [setting(**each.given()) for each in section.columns or ()]
-        shown = [setting(each) for each in chosen]
-        if choice.vary:
-            columns, shown = [*(columns or shown[:-1])[:3], shown[-1]], []
-        self.columns = (columns or shown)[:4]
+    def _setting(self, variation: str, **given: Any) -> Setting:
+        """A column of the report; given: what the campaign says of it."""
+        known = {"title": self.variations.get(variation, {}).get("title", ""), **given}
+        scales = known.pop("scales", None)
+        return Setting(self.name, variation, scales and tuple(scales), **known)
 
     def options(self, scale: str, variation: str, variant: str = "full") -> dict[str, Any]:
         """The options of a run by name, as plain values."""
@@ -163,32 +168,34 @@ class Campaign:
         shipped: the hashes that results/published has of a kind and campaign.
         """
         done = {kind: shipped(kind, self.name) if self.published else () for kind in _SHIPPED}
-        found, used = {}, {}
+        made: dict[str, str] = {}
+        corpora: list[str] = []  # what these jobs read
         for run in (run for run in self.runs if run.hash not in done["runs"]):
-            found |= {f"runs/{run.name}/{n}.parquet": run.hash for n in ("run", "losses", "probes")}
+            corpora.append(run.data.name)
+            made |= {f"runs/{run.name}/{n}.parquet": run.hash for n in ("run", "losses", "probes")}
             for kind, hash in self.measured(run).items():
-                names = ("flow", "curves", "maps") if kind == "flow" else ("lengths",)
-                folder = "flow" if kind == "flow" else "length"
-                found |= {f"{folder}/{run.name}/{name}.parquet": hash for name in names}
-            used[run.data.name] = None
+                folder, names = _MEASURED[kind]
+                made |= {f"{folder}/{run.name}/{name}.parquet": hash for name in names}
         for bench in self.benchmarks:
             if bench.hash not in done[bench.kind]:
-                found[f"bench/{bench.benchmark}/{bench.scale}.parquet"] = bench.hash
-                used |= dict.fromkeys(self.read_by(bench))
+                corpora += self.corpora_of(bench)
+                made[f"bench/{bench.benchmark}/{bench.scale}.parquet"] = bench.hash
         for each in self.recall:
             if each.hash not in done["recall"]:
-                found[f"recall/{each.mixer}.parquet"] = each.hash
+                made[f"recall/{each.mixer}.parquet"] = each.hash
         if self.check and self.check.hash not in done["gradients"]:
-            found |= {f"check/{n}.parquet": self.check.hash for n in ("operators", "gradients")}
-        return {f"data/{name}/data.parquet": self.data[name].hash for name in used} | found
+            made |= {f"check/{n}.parquet": self.check.hash for n in ("operators", "gradients")}
+        return {f"data/{name}/data.parquet": self.data[name].hash for name in corpora} | made
 
     def unmeasured(self, shipped: Callable[[str, str], Collection[str]]) -> dict[str, list[str]]:
         """Of shipped runs, by name: which of flow and lengths are planned and not shipped."""
         done = {kind: shipped(kind, self.name) for kind in ("runs", "flow", "lengths")}
-        runs = [run for run in self.runs if self.published and run.hash in done["runs"]]
-        lacks = {run.name: self.measured(run).items() for run in runs}
-        lacks = {name: [k for k, h in made if h not in done[k]] for name, made in lacks.items()}
-        return {name: kinds for name, kinds in lacks.items() if kinds}
+        found = {}
+        for run in self.runs if self.published else ():
+            lacks = [kind for kind, hash in self.measured(run).items() if hash not in done[kind]]
+            if run.hash in done["runs"] and lacks:
+                found[run.name] = lacks
+        return found
 
     def hashes(self) -> set[str]:
         """The hash of every specification of the whole campaign."""
@@ -196,7 +203,7 @@ class Campaign:
         rest = (*self.benchmarks, *self.recall, *self.data.values(), *filter(None, [self.check]))
         return found | {each.hash for each in rest}
 
-    def read_by(self, bench: Bench) -> list[str]:
+    def corpora_of(self, bench: Bench) -> list[str]:
         """The names of the corpora that a benchmark reads: training steps one, others none."""
         o = self.options(bench.scale, bench.variation)
         return [f"{o['corpus']}-{o['vocabulary']}"] if bench.kind == "steps" else []
@@ -230,10 +237,10 @@ class Campaign:
 
         Raises InputError where one is missing, before the first job.
         """
-        from relation.data.corpus import check
+        from relation.data.corpus import check_texts
 
         for name in prepared:
-            check(self.data[name])
+            check_texts(self.data[name])
         if on_gpu:
             from relation.machine import torch_device
 
@@ -262,8 +269,10 @@ def _variations(values: Mapping, name: str) -> dict[str, dict]:
     found: dict[str, dict] = {}
     for parts in product(*(each.items() for each in values.get("cross", ()))):
         if parts:
-            changes = {name: value for _, change in parts for name, value in change.items()}
-            found["-".join(key for key, _ in parts)] = changes
+            joined = "-".join(key for key, _ in parts)
+            found[joined] = {}
+            for _, change in parts:
+                found[joined] |= change
     for key, change in values.get("variations", {}).items():
         found[key] = {**found.get(key, {}), **change}
     for key, change in found.items():

@@ -42,7 +42,7 @@ FILES = {
     "maps": "flow/*/*/*/*/maps.parquet",
     "lengths": "length/*/*/*/*/lengths.parquet",
     "recall": "recall/*.parquet",
-    "steps": "bench/[!cd]*/*.parquet",
+    "steps": "bench/[!cd]*/*.parquet",  # every benchmark but the two below
     "complexity": "bench/complexity/*.parquet",
     "decode": "bench/decode/*.parquet",
     "checks": "check/operators.parquet",

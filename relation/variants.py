@@ -104,10 +104,7 @@ class ModelConfig:
             if getattr(self, name) < 1:
                 raise InputError(f"{name} is {getattr(self, name)}; it must be at least 1")
         d, heads, shared = self.d_model, self.heads, self.shared_heads
-        givens, mixes = (
-            "Givens mixing pairs heads of information",
-            set(self.layout) & {FULL, LINEAR},
-        )
+        mixes_heads = self.givens and not set(self.layout).isdisjoint((FULL, LINEAR))
         for fits, otherwise in (
             (self.layout and not set(self.layout) - set(MIXERS),
              f"layout {self.layout!r} must be letters of {''.join(MIXERS)}"),
@@ -119,9 +116,9 @@ class ModelConfig:
              f"kv_heads is {shared} and heads {heads}; give a divisor of the heads"),
             (not self.raw_information or shared == heads,
              f"Raw-X transports all {heads} heads of X, not {shared}; leave out kv_heads"),
-            (not (mixes and self.givens) or shared % 2 == 0,
-             f"{givens}, and {shared} are odd in number; give givens=False, or an even number of "
-             "heads (of kv_heads, where they are shared)"),
+            (not mixes_heads or shared % 2 == 0,
+             f"Givens mixing pairs heads of information, and {shared} are odd in number; give "
+             "givens=False, or an even number of heads (of kv_heads, where they are shared)"),
             (0 < self.tau < math.inf, f"tau is {self.tau}; the Self temperature must be positive"),
             (not self.null_logit or MHA in self.layout,
              f"null_logit is an option of MHA layers, and layout {self.layout!r} has none"),
@@ -159,13 +156,16 @@ class ModelConfig:
         return self.heads if self.kv_heads is None else self.kv_heads
 
 
-def backends_of(config: ModelConfig, backends: Mapping[str, str]) -> str:
-    """Names of the backends that run a model's operators; automatic where none is named."""
+def backend_names(config: ModelConfig, backends: Mapping[str, str]) -> str:
+    """The backends that run a model's operators, joined by commas; automatic where none is named.
+
+    backends: by operator.
+    """
     used = [name for letter, name in MIXERS.items() if letter in config.layout]
     return ", ".join(dict.fromkeys(backends.get(name, "automatic") for name in used))
 
 
-def parameters(config: ModelConfig) -> int:
+def parameter_count(config: ModelConfig) -> int:
     """How many numbers the model trains, the tied matrix counted once; no model is built."""
     d, shared = config.d_model, config.shared_heads * config.head_dim
     total = config.vocab_size * d + d  # embedding and last norm
@@ -183,7 +183,10 @@ def parameters(config: ModelConfig) -> int:
 
 
 def check_type(name: str, value: Any, kind: Any) -> None:
-    """Raise InputError for a value of another type; numbers may be NumPy's, True is no number."""
+    """Raise InputError for a value of another type; numbers may be NumPy's, True is no number.
+
+    kind: a type, or a union of types as a field is annotated with.
+    """
     kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
     wider = {int: Integral, float: Real}
     for one in kinds:

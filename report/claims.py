@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, replace
 
 import pandas as pd
 
+from relation.plan import Setting
 from relation.variants import ABLATIONS, VARIANTS
 from report.evidence import LAST_BIT, Case, Evidence, Term, above, below, compare, joined, outcome
 from report.paper import GPU, SCALES, SEEDS
@@ -84,14 +85,17 @@ def judge(cells: pd.DataFrame, records: object) -> list[Judged]:
     return judged
 
 
-def frames(judged: dict[str, list[Judged]]) -> tuple[pd.DataFrame, pd.DataFrame]:
+def frames(
+    settings: Iterable[Setting], judged: Iterable[list[Judged]]
+) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Verdicts and evidence of all settings, a row each."""
     verdicts, evidence = [], []
-    for setting, one in ((setting, one) for setting, found in judged.items() for one in found):
-        key = {"setting": setting, "claim": one.claim.number}
-        said = {name: getattr(one, name) for name in ("verdict", "reason", "not_established")}
-        verdicts.append({**key, "text": one.claim.text, **said, "rule": one.claim.rule})
-        evidence += [{**key, **asdict(row)} for row in one.evidence]
+    for setting, found in zip(settings, judged, strict=True):
+        for one in found:
+            key = {"setting": setting.name, "claim": one.claim.number}
+            said = {name: getattr(one, name) for name in ("verdict", "reason", "not_established")}
+            verdicts.append({**key, "text": one.claim.text, **said, "rule": one.claim.rule})
+            evidence += [{**key, **asdict(row)} for row in one.evidence]
     return pd.DataFrame(verdicts), pd.DataFrame(evidence)
 
 

@@ -1,6 +1,8 @@
 """The records of one setting, a column of the report: a campaign, a variation and its scales."""
 
 import math
+import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache, cached_property
@@ -16,7 +18,6 @@ from report.paper import SCALES
 RUN_KINDS = ("runs", "losses", "probes", "flow", "curves", "maps", "lengths")
 RUN_KEY = ["scale", "variant", "seed"]
 PLANNED = ["kind", *RUN_KEY, "further", "own_scale", "status", "reason"]
-_ORDER = {scale: place for place, scale in enumerate(SCALES)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,9 +60,15 @@ class Records:
 FRAMES = tuple(f.name for f in fields(Records) if f.type is pd.DataFrame and f.name != "planned")
 
 
-def paper_scale(scale: str) -> str | None:
-    """The paper's scale that another one stands for: its prefix, as in 100M28pc or 10M-mini."""
-    return next((theirs for theirs in SCALES if str(scale).startswith(theirs)), None)
+def paper_scale(scale: str) -> str:
+    """The paper's scale that another one stands for, its prefix, as of 100M28pc; else itself."""
+    return next((theirs for theirs in SCALES if str(scale).startswith(theirs)), scale)
+
+
+def size(scale: str) -> int:
+    """What scales are sorted by: the millions in a name, as in 30M-mini; others come last."""
+    millions = re.match(r"\d+(?=M)", scale)
+    return int(millions[0]) if millions else sys.maxsize
 
 
 def anchors(setting: Setting, kind: str, rows: pd.DataFrame) -> pd.Series:
@@ -126,8 +133,8 @@ def _frame(
         unscaled = setting.scales is None or any(scale in SCALES for scale in setting.scales)
         rows = rows[rows["scale"].fillna("").isin([*scales, *([""] * unscaled)])]
         rows = rows.assign(own_scale=rows["scale"])
-        rows["scale"] = rows["scale"].map({s: paper_scale(s) or s for s in rows["scale"].unique()})
-        rows = rows.sort_values("scale", key=lambda each: each.map(_ORDER), kind="stable")
+        rows["scale"] = rows["scale"].map(paper_scale)
+        rows = rows.sort_values("scale", key=lambda each: each.map(size), kind="stable")
     return rows.assign(source=f"{folder / kind}.parquet#" + anchors(setting, kind, rows))
 
 
@@ -145,7 +152,7 @@ def _planned(
     def add(kind: str, key: tuple, hash: str, log: str, why: str = "") -> None:
         status, reason = ("ok", "") if hash in hashes[kind] else _failure(logs / log)
         reason = why if status == "not run" else reason
-        rows.append((kind, paper_scale(key[0]) or key[0], *key[1:], key[0], status, reason))
+        rows.append((kind, paper_scale(key[0]), *key[1:], key[0], status, reason))
 
     for run in campaign.planned:
         if run.variation != setting.variation or run.scale not in scales:
@@ -186,6 +193,8 @@ def counted(count: int, noun: str) -> str:
 
 OUTSIDE = "is not part of this setting"
 KIND_NAMES = {"runs": "run", "flow": "diagnosed checkpoint", "models": "model"}
+KIND_NAMES |= {"lengths": "long text", "recall": "recall task"}
+KIND_NAMES |= dict.fromkeys(("checks", "gradients"), "check")
 
 
 def gap(
@@ -224,3 +233,18 @@ def bits_per_character(runs: pd.DataFrame, nll: str = "final_nll") -> pd.Series:
     characters = runs["validation_characters"].astype(float)
     characters = characters.groupby(runs["corpus_fingerprint"], dropna=False).transform("max")
     return runs[nll] * runs["validation_tokens"] / characters / math.log(2)
+
+
+def longer(lengths: pd.DataFrame) -> pd.DataFrame:
+    """What windows longer than trained cost by position: `value`, nat/token, of `count` tokens."""
+    whole, apart = (lengths[lengths["reading"] == reading] for reading in ("whole", "apart"))
+    key = ["scale", "variation", "variant", "seed", "first"]
+    both = whole.merge(apart, on=key, suffixes=("", "_apart"))
+    return both.assign(value=both["nll"] - both["nll_apart"])
+
+
+def recalled(recall: pd.DataFrame) -> pd.Series:
+    """The share of queries answered at the learning rate chosen for each width."""
+    rows = recall[recall["chosen"].fillna(False).astype(bool)]
+    sums = rows.groupby(["mixer", "width", "length", "seed"])[["right", "queries"]].sum()
+    return (sums["right"] / sums["queries"]).rename("share")

@@ -16,12 +16,17 @@ import pandas as pd
 from report import stats
 from report.paper import SCALES, SEEDS
 
+# Each verdict's sign, its class in the style sheet, and its meaning.
 VERDICTS = {
-    "reproduced": "The paper's sign or bound holds, and its size where one is asked for.",
-    "direction only": "The sign holds at every scale that was run; the size is another or open.",
-    "not reproduced": "The sign or the bound fails.",
-    "chose the setting": "It rests on layers 0 and 1, by which this setting was chosen: no test.",
-    "not tested": "What decides it was not run, or not measured as the paper measures it.",
+    "reproduced": ("✓", "agrees", "The paper's sign or bound holds, and its size if one is asked."),
+    "direction only": (
+        "≈",
+        "partly",
+        "The sign holds where it ran; the size is another or open.",
+    ),
+    "not reproduced": ("✗", "differs", "The sign or the bound fails."),
+    "chose the setting": ("○", "open", "It rests on layers 0 and 1, which chose it: no test."),
+    "not tested": ("–", "open", "What decides it was not run, or not measured as the paper does."),
 }
 NOT_ESTABLISHED = "its 95% interval includes values that contradict this"
 LENGTHS = {"flow_length": 1024, "rank_length": 512}  # of diagnosed sequences (Appendix B.4, B.5)

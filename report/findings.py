@@ -12,7 +12,7 @@ from relation import plan, records
 from relation.variants import PAIRED
 from report import claims, data, overview, paper, readings, stats, study, table, tables
 from report.figures.style import signed
-from report.render import number_text
+from report.render import number
 
 PUBLISHED = Path("results/published")
 # Cells of the tables that the pages quote: table, row and column.
@@ -29,7 +29,7 @@ def less(name: str, differences: pd.Series, form: str = "+.4f") -> None:
     """Print the mean of differences by seed, with its interval, and few of them one by one."""
     found = differences.dropna()
     if len(found):
-        values = ", ".join(number_text(each, form) for each in found) if len(found) < 4 else ""
+        values = ", ".join(number(each, form) for each in found) if len(found) < 4 else ""
         print(f"{name}: {signed(stats.mean(found), form)}, n = {len(found)}; {values}")
 
 
@@ -121,14 +121,6 @@ def training(books: dict[str, pd.DataFrame]) -> None:
         )
 
 
-def recall(rows: pd.DataFrame) -> None:
-    """The share of queries answered at the chosen rate, seed by seed."""
-    rows = rows[rows["chosen"].fillna(False).astype(bool)]
-    sums = rows.groupby(["mixer", "width", "length", "seed"])[["right", "queries"]].sum()
-    shares = (sums["right"] / sums["queries"]).unstack()
-    print(shares.to_string(float_format="{:.3f}".format))
-
-
 def counts() -> None:
     """Runs and pairs of every campaign, and how many come from a tree with changes."""
     for path in sorted(PUBLISHED.glob("*/runs.parquet")):
@@ -144,10 +136,7 @@ def counts() -> None:
 
 def lengths(rows: pd.DataFrame) -> None:
     """What longer windows cost, by octave of the trained length."""
-    run = ["variation", "scale", "variant", "seed"]
-    wide = rows.pivot_table(["nll", "count"], [*run, "first"], "reading")
-    more = (wide["nll", "whole"] - wide["nll", "apart"]).rename("value").reset_index()
-    more["count"] = wide["count", "whole"].to_numpy()
+    run, more = ["variation", "scale", "variant", "seed"], data.longer(rows)
     context = more["scale"].map({"10M": 1024, "30M": 2048, "100M28pc": 4096, "100M": 4096})
     for times in (1, 2, 4):
         own = more[(more["first"] >= times * context) & (more["first"] < 2 * times * context)]
@@ -182,7 +171,8 @@ def main() -> None:
     settings_apart(books["runs"], books["flow"])
     training(books)
     lengths(books["lengths"])
-    recall(books["recall"])
+    shares = data.recalled(books["recall"]).unstack()
+    print(shares.to_string(float_format="{:.3f}".format))
     by_anchor(readings.values(tried))
     with TemporaryDirectory() as figures:
         for section in study.sections(PUBLISHED, Path(figures)):

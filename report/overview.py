@@ -6,28 +6,23 @@ from typing import Any
 
 import pandas as pd
 
-from relation.variants import PAIRED
-from report import paper, stats
+from relation.variants import PAIRED, VARIANTS
+from report import data, paper, stats
 from report.claims import Judged
 from report.data import Setting, bits_per_character
 from report.evidence import VERDICTS, Evidence, axis
 from report.paper import SCALES
 
-# What is shown of the tables: table, row by scale, column, format.
-HEADLINES = {
-    "Validation NLL, Relation − MHA, first pairs (nat/token)": "app-nll {}/mean delta +.4f",
-    "Tokens spared to MHA’s final loss (%)": "main-results {} token_reduction .1f",
-    "First layer’s Self flow (%)": "relation_internal {} l0_self.full .1f",
-    "FlashRelation / FlashAttention, tok/s": "efficient-relation {} matched.ratio .3f",
-    "FlashRelation / materialised, tok/s": "efficient-relation {} fixed.speedup .2f",
-}
+# Cells of each scale that stand beside a difference: table and column.
+BESIDE = {"spared": ("main-results", "token_reduction")}
+BESIDE |= {"kept": ("relation_internal", "l0_self.full")}
 
 
 def differences(runs: pd.DataFrame) -> list[dict[str, Any]]:
     """Relation − MHA by scale, from the pairs beyond the matrix where there are some.
 
-    runs: of a setting. A row has scale, own_scale, vocabulary, the difference as final_nll and bits
-    (Estimates in nat/token and bits/character), MHA's mean NLL, and the paper's difference, if any.
+    runs: of a setting. A row has scale, own_scale, the difference as final_nll and bits (Estimates
+    in nat/token and bits/character), MHA's mean NLL, and the paper's difference, if any.
     """
     runs = runs.dropna(subset="final_nll")
     runs, rows, names = runs.assign(bits=bits_per_character(runs)), [], ["final_nll", "bits"]
@@ -39,33 +34,37 @@ def differences(runs: pd.DataFrame) -> list[dict[str, Any]]:
             continue
         further = apart.index.get_level_values("further")
         apart = apart[further == further.max()]
-        row = {"scale": scale, "own_scale": own_scale, "vocabulary": own["vocabulary"].iloc[0]}
+        row = {"scale": scale, "own_scale": own_scale}
         row |= {name: stats.mean(apart[name].dropna()) for name in names}
         row["mha"] = mha["final_nll"][apart.index].mean()
         rows.append(row | {"paper": paper.number("app-nll", f"{own_scale}/mean", "delta")})
     return rows
 
 
-def place_of(scale: str) -> int:
-    """Where a scale stands among the paper's; others come last."""
-    return SCALES.index(scale) if scale in SCALES else len(SCALES)
-
-
 def compared(
-    settings: Sequence[Setting], of_settings: Sequence[list[dict]], miniature: bool
+    settings: Sequence[Setting],
+    of_settings: Sequence[pd.DataFrame],
+    cells: pd.DataFrame,
+    miniature: bool,
 ) -> list[dict[str, Any]]:
-    """The rows of `differences` of each setting, scales together, and how each is shown.
+    """The rows of `differences` of each setting's runs, scales together, and how each is shown.
 
-    Further keys: setting, its place; shown, as evidence; places, on the axis of all. miniature:
-    nothing is set against the paper.
+    Further keys: setting, its place; shown, as evidence; places, on the axis of all; and BESIDE, a
+    cell or None. miniature: nothing is set against the paper.
     """
-    rows = [row | {"setting": k} for k, found in enumerate(of_settings) for row in found]
-    rows.sort(key=lambda row: place_of(row["scale"]))
+    found = enumerate(map(differences, of_settings))
+    rows = [row | {"setting": k} for k, of in found for row in of]
+    rows.sort(key=lambda row: data.size(row["scale"]))
+    main = cells[cells["statistic"] != "sd"].set_index(["setting", "table", "row", "column"])
+    by_key = main.to_dict("index")
     for row in rows:
+        setting, scale = settings[row["setting"]], row["scale"]
         label = row["own_scale" if miniature else "scale"]
-        known = {"label": label, "quantity": str(settings[row["setting"]]), "counted": "pairs"}
+        known = {"label": label, "quantity": str(setting), "counted": "pairs"}
         printed = None if miniature else row["paper"]
         row["shown"] = Evidence.of(row["final_nll"], printed, **known)
+        for name, (table, column) in BESIDE.items():
+            row[name] = by_key.get((setting.name, table, scale, column))
     place = axis([row["shown"] for row in rows])
     return [row | {"places": place(row["shown"])} for row in rows]
 
@@ -92,6 +91,24 @@ def _by(row: Evidence) -> str:
     return f"by {abs(row.ours):.4f} nat/token (95% {' to '.join(ends)}, {row.n} pairs)"
 
 
+def losses(of_settings: Sequence[pd.DataFrame]) -> list[dict[str, Any]]:
+    """Final NLL by scale and variant, which shows a change of one key on a single run too.
+
+    of_settings: runs. A row has scale, variant and, a setting each, `cells`: the mean over its
+    seeds, and less the first setting on the seeds of both; Estimates, with n = 0 for none.
+    """
+    key = ["own_scale", "variant", "seed"]
+    nll = [runs.set_index(key)["final_nll"] for runs in of_settings]
+    wide = pd.concat(nll, axis=1, keys=range(len(nll))).dropna(how="all")
+    rows = []
+    for (scale, variant), own in wide.groupby(level=key[:2], sort=False):
+        apart = own.sub(own[0], axis=0)
+        cells = [[stats.mean(of[k].dropna()) for of in (own, apart)] for k in own]
+        rows.append({"scale": scale, "variant": data.title(variant), "cells": cells})
+    order = {title: place for place, title in enumerate(map(data.title, VARIANTS))}
+    return sorted(rows, key=lambda row: (data.size(row["scale"]), order.get(row["variant"], 99)))
+
+
 def cost(cells: pd.DataFrame) -> str:
     """Relation's throughput beside attention's and its further parameters, by scale; "" for none.
 
@@ -106,11 +123,12 @@ def cost(cells: pd.DataFrame) -> str:
         return f"{numbers} {unit} at {', '.join(values.index)}"
 
     speeds, parts = there[there["table"] == "efficient-relation"], []
-    other = speeds["text"].reindex(["peers.name"], level="column").unique()
-    for column, names in (("matched.ratio", ["FlashAttention"]), ("peers.other_ratio", other)):
-        if column in speeds.index and len(names) == 1:
+    others = speeds["text"].reindex(["peers.name"], level="column").unique()
+    named = {"matched.ratio": "FlashAttention", "peers.other_ratio": ", ".join(others)}
+    for column, name in (named | {"fixed.speedup": "the materialised operator"}).items():
+        if column in speeds.index and len(others) < 2:
             ratios = speeds.loc[column, "value"]
-            parts.append(told(ratios, ".2f", f"times the tokens/s of {names[0]}"))
+            parts.append(told(ratios, ".2f", f"times the tokens/s of {name}"))
     parts = [f"Training steps with FlashRelation: {'; '.join(parts)}."] if parts else []
     counts = there.loc[there["table"] == "app-configs", "value"]
     counts = counts.unstack("column").reindex(counts.index.unique("scale"))
@@ -125,27 +143,3 @@ def tally(judged: Sequence[Judged]) -> list[tuple[str, int, int]]:
     counts = Counter(one.verdict for one in judged)
     unsure = Counter(one.verdict for one in judged if one.not_established)
     return [(name, counts[name], unsure[name]) for name in VERDICTS]
-
-
-def headlines(
-    cells: pd.DataFrame, settings: Sequence[Setting], miniature: bool
-) -> list[dict[str, Any]]:
-    """The results that decide, by scale: the paper's value and each setting's with its interval.
-
-    miniature: scales by their own names, as nothing is set against the paper.
-    """
-    main = cells[cells["statistic"] != "sd"]
-    index = main.set_index(["setting", "table", "row", "column"]).to_dict("index")
-    groups = []
-    for title, (label, row, column, form) in ((k, v.split()) for k, v in HEADLINES.items()):
-        rows = []
-        for scale in SCALES:
-            ours = [index.get((s.name, label, row.format(scale), column)) for s in settings]
-            there = [one for one in ours if one]
-            if any(one["value"] == one["value"] for one in there):
-                printed = (there[0]["paper"] or "—").replace("-", "−")
-                own = there[0]["scale"] if miniature else scale
-                rows.append({"scale": own, "paper": printed, "ours": ours})
-        if rows:
-            groups.append({"title": title, "table": label, "form": form, "rows": rows})
-    return groups

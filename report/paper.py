@@ -12,6 +12,7 @@ from relation.plan import PAPER_SCALES
 FOLDER = Path(__file__).parent / "paper"
 KEY = ["row", "column", "statistic"]
 HEADER = [*KEY, "value", "unit"]
+NOTHING = pd.DataFrame(columns=[*KEY, "printed", "unit", "paper_value"])
 STATISTICS = {"value", "mean", "sd"}
 SCALES = PAPER_SCALES
 SEEDS = (42, 43, 44)

@@ -11,18 +11,19 @@ from relation import plan
 from report import paper, stats
 from report.figures import style
 from report.figures.style import COLOUR, INK, MUTED, grid, plot, save
+from report.render import number
 
 # Columns of the table after what is changed and the number of pairs: title and format.
 SHOWN = {
-    "mha": ("MHA", "{:.4f}"),
-    "full": ("Relation", "{:.4f}"),
-    "apart": ("Relation − MHA", "{:+.4f}"),
-    "self0": ("L0 Self flow", "{:.1%}"),
-    "diagonal0": ("L0 MHA diagonal", "{:.1%}"),
-    "rank0": ("L0 rank, Relation / MHA", "{:.2f}"),
-    "self1": ("L1 Self flow", "{:.1%}"),
-    "lambda0": ("λ of L0", "{:.2f}"),
-    "rho": ("ρ", "{:.2f}"),
+    "mha": ("MHA", ".4f"),
+    "full": ("Relation", ".4f"),
+    "apart": ("Relation − MHA", "+.4f"),
+    "self0": ("L0 Self flow", ".1%"),
+    "diagonal0": ("L0 MHA diagonal", ".1%"),
+    "rank0": ("L0 rank, Relation / MHA", ".2f"),
+    "self1": ("L1 Self flow", ".1%"),
+    "lambda0": ("λ of L0", ".2f"),
+    "rho": ("ρ", ".2f"),
 }
 # Panels of the figure: column, label, the paper's value.
 CURVES = (
@@ -77,11 +78,11 @@ def draw(found: pd.DataFrame, folder: Path) -> pd.DataFrame:
     mean = groups.mean(numeric_only=True).sort_values("apart")
     changed = [known.get(name, {}).get("title", name) for name in mean.index]
     scaled = mean.index.str.startswith("scaled")
-    table = pd.DataFrame({"changed": changed})
-    table["W_O, W_down"] = ["divided by sqrt(2L)" if each else "as the others" for each in scaled]
-    table["pairs"] = groups.size()[mean.index].astype(str).to_numpy()
+    arms = ["divided by sqrt(2L)" if each else "as the others" for each in scaled]
+    pairs = groups.size()[mean.index].astype(str).to_list()
+    table = pd.DataFrame({"changed": changed, "W_O, W_down": arms, "pairs": pairs})
     for column, (name, form) in SHOWN.items():
-        table[name] = [form.format(value).replace("-", "−") for value in mean[column]]
+        table[name] = [number(value, form, small=False) for value in mean[column]]
 
     figure, axes = grid(1, 2, 0.17 * len(mean) + 0.6, sharey=True)
     places = {name: -place for place, name in enumerate(mean.index)}

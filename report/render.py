@@ -71,24 +71,17 @@ class Printed:
         return self.notes[text]
 
 
-def number_text(value: float, form: str, unit: str = "") -> str:
-    """A number in a format, with a true minus and its unit; a small one keeps two digits."""
-    text = format(value, form)
-    if not re.search("[1-9]", text):
-        text = format(value, ".2g") if value else text.lstrip("+-")
-    return text.replace("-", MINUS) + SUFFIXES.get(unit, "")
-
-
-def number(value: float | None, form: str, small: bool = True) -> str:
-    """A number in a format, with a real minus sign; a dash for none.
+def number(value: float | None, form: str, unit: str = "", small: bool = True) -> str:
+    """A number in a format, with a true minus and its unit; a dash for none.
 
     small: one that the format would print as zero keeps two digits.
     """
     if value is None or math.isnan(value):
         return DASH
-    if not small and form.endswith("f"):
-        value = round(value, int(form[-2]))
-    return number_text(value, form)
+    text = format(value, form)
+    if not re.search("[1-9]", text):
+        text = format(value, ".2g") if value and small else text.lstrip("+-")
+    return text.replace("-", MINUS) + SUFFIXES.get(unit, "")
 
 
 def paper_text(printed: str | None, column: Column, unit: str, sd: str | None = None) -> str:
@@ -120,20 +113,20 @@ def _entry(column: Column, cell: dict[str, Any], out: Printed) -> Entry:
         if cell["paper"] is not None and "^" not in found.text:
             found.difference = "same" if cell["text"] == cell["paper"] else "differs"
         return found
-    found.text = number_text(cell["value"], form)
+    found.text = number(cell["value"], form)
     if "spread" in column.shows and not math.isnan(cell["sd"]):
-        found.text += f" ± {number_text(cell['sd'], form.lstrip('+'))}"
+        found.text += f" ± {number(cell['sd'], form.lstrip('+'))}"
     found.text += SUFFIXES.get(unit, "")
     ends = ""
     if not math.isnan(cell["low"]):
-        ends = f"[{', '.join(number_text(cell[end], form) for end in ('low', 'high'))}]"
+        ends = f"[{', '.join(number(cell[end], form) for end in ('low', 'high'))}]"
         found.interval = (
             ends if "interval" in column.shows or isinstance(column.null, float) else ""
         )
     if not math.isnan(cell["difference"]):
         exact = unit in ("parameters", "tokens") and cell["difference"] == 0
         signed = "+" + form.lstrip("+")
-        told = number_text(cell["difference"], signed) + (" pp" if unit == "%" else "")
+        told = number(cell["difference"], signed) + (" pp" if unit == "%" else "")
         found.difference = "same" if exact else told
     counted = f"n = {cell['n']}" if cell["n"] > 1 else ""
     found.hover = "; ".join(filter(None, (counted, ends, cell["reason"])))

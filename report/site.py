@@ -25,14 +25,6 @@ from report.figures import style
 
 _NAMES = ("claims", "tables", "figures", "study", "assumptions", "records")
 PAGES = {"index.html": "Overview"} | {f"{name}.html": name.capitalize() for name in _NAMES}
-SIGNS = {
-    "reproduced": ("✓", "agrees"),
-    "direction only": ("≈", "partly"),
-    "not reproduced": ("✗", "differs"),
-    "chose the setting": ("○", "open"),
-    "not tested": ("–", "open"),
-}
-KINDS = {"runs": "training run", "flow": "diagnosed checkpoint", "lengths": "long text"}
 # The files of benchmarks and checks below a campaign's folder.
 FILES = dict.fromkeys(("steps", "complexity", "decode"), "bench/{kind}/{scale}.parquet")
 FILES |= {"checks": "check/operators.parquet", "gradients": "check/gradients.parquet"}
@@ -45,15 +37,10 @@ SYSTEMS = ("steps", "complexity", "decode", "recall", "checks", "gradients", "mo
 class Shown:
     """What the pages show of one setting; drawn: the names of its figures."""
 
-    setting: Setting
-    miniature: bool
+    records: Records
     cells: pd.DataFrame
     judged: list[claims.Judged]
-    pairs: list[dict[str, Any]]
     drawn: list[str]
-    planned: pd.DataFrame
-    systems: list[dict[str, Any]]
-    again: str
 
 
 def build(campaign: plan.Campaign, out: Path, published: bool) -> None:
@@ -65,42 +52,54 @@ def build(campaign: plan.Campaign, out: Path, published: bool) -> None:
     campaigns = {c.campaign: _campaign(c.campaign, published) for c in campaign.columns}
     campaigns[campaign.name] = campaign  # with the changes that it was started with
     settings = [replace(c, corpus=campaigns[c.campaign].corpus) for c in campaign.columns]
+    planned = [campaigns[setting.campaign] for setting in settings]
     out.mkdir(parents=True, exist_ok=True)
     work = partial(_shown, out=out, published=published)
     # A process a setting: tables and figures take most of the time.
     with ProcessPoolExecutor(min(len(settings), os.cpu_count() or 1)) as pool:
         drawn = pool.submit(_study, out, published)
-        planned = [campaigns[setting.campaign] for setting in settings]
         found = list((map if len(settings) == 1 else pool.map)(work, settings, planned))
         sections = drawn.result()
+    of_settings, judged = [each.records for each in found], [each.judged for each in found]
     cells = pd.concat([each.cells for each in found], ignore_index=True)
-    judged = {each.setting.name: each.judged for each in found}
-    _write_frames(cells, judged, out)
-    verdicts = zip(*judged.values(), strict=True)
-    printed = render.write(tables.EVERY, cells, settings, out, verdicts)
-    by_claim, pictures, miniature = _claims(judged), _pictures(found), found[0].miniature
-    apart = overview.compared(settings, [each.pairs for each in found], miniature)
+    frames = {"cells": cells.assign(by_seed=cells["by_seed"].map(json.dumps))}
+    frames["claims"], frames["evidence"] = claims.frames(settings, judged)
+    for name, frame in frames.items():
+        frame.to_parquet(out / f"{name}.parquet", index=False)
+    printed = render.write(tables.EVERY, cells, settings, out, zip(*judged, strict=True))
+    made = ((each.table, render.html(each)) for each in printed)
+    by_claim, miniature = list(map(_claim, zip(*judged, strict=True))), of_settings[0].miniature
+    runs = [each.runs for each in of_settings]
+    apart = overview.compared(settings, runs, cells, miniature)
     pages = {
         "claims.html": {"claims": by_claim},
-        "tables.html": {"tables": _tables(printed)},
-        "figures.html": {"figures": pictures},
+        "tables.html": {"tables": [(of, Markup(html)) for of, html in made if html.strip()]},
+        "figures.html": {"figures": _pictures(found)},
         "study.html": {"sections": list(map(_section, sections))},
         "assumptions.html": {"assumptions": assumptions(settings, campaigns)},
         "records.html": {
             "groups": run_groups(settings, published),
-            "systems": [row for each in found for row in each.systems],
+            "systems": [
+                row
+                for each, of in zip(of_settings, planned, strict=True)
+                for row in system_records(each, of, published)
+            ],
         },
         "index.html": {
             "differences": apart,
             "answer": overview.answer([row["shown"] for row in apart]),
             "tuned": next((each.summary for each in sections if each.summary), ""),
             "cost": overview.cost(cells),
-            "tally": [overview.tally(each.judged) for each in found],
+            "tally": list(map(overview.tally, judged)),
             "claims": by_claim,
             "miniature": miniature,
-            "headlines": overview.headlines(cells, settings, miniature),
-            "missing": missing(found, published),
-            "again": [each.again for each in found],
+            "losses": overview.losses(runs),
+            "missing": missing(of_settings, published),
+            # A campaign that was started for some of its scales is made again for these.
+            "again": [
+                command(s, published, **({} if published else {"scales": s.scales or of.scales}))
+                for s, of in zip(settings, planned, strict=True)
+            ],
         },
     }
     pages = {name: content for name, content in pages.items() if any(content.values())}
@@ -130,15 +129,10 @@ def _shown(setting: Setting, campaign: plan.Campaign, out: Path, published: bool
     found = data.load(setting, published, campaign=campaign)
     cells = table.cells([found], tables.EVERY)
     drawn = figures.draw(found, out / "figures" / setting.slug)
-    measured = [*campaign.benchmarks, *campaign.recall, *filter(None, [campaign.check])]
-    systems = system_records(found, {one.variation for one in measured}, published)
-    judged = claims.judge(cells, found)
-    # A campaign that was started for some of its scales is made again for these.
-    chosen = {} if published else {"scales": setting.scales or campaign.scales}
-    again = command(setting, published, **chosen)
-    pairs = overview.differences(found.runs)
-    kept = (cells, judged, pairs, drawn, found.planned, systems, again)
-    return Shown(setting, found.miniature, *kept)
+    # What pages list is passed on, without what is long.
+    listed = {"runs", *SYSTEMS}
+    kept = {name: getattr(found, name)[:0] for name in data.FRAMES if name not in listed}
+    return Shown(replace(found, **kept), cells, claims.judge(cells, found), drawn)
 
 
 def _campaign(name: str, published: bool) -> plan.Campaign:
@@ -147,19 +141,10 @@ def _campaign(name: str, published: bool) -> plan.Campaign:
     return plan.load(started if started.exists() and not published else {"campaign": name})
 
 
-def _write_frames(cells: pd.DataFrame, judged: dict[str, list], out: Path) -> None:
-    """Cells, verdicts and evidence as Parquet, for whoever counts again."""
-    verdicts, evidence = claims.frames(judged)
-    cells = cells.assign(by_seed=[json.dumps(values) for values in cells["by_seed"]])
-    for name, frame in (("cells", cells), ("claims", verdicts), ("evidence", evidence)):
-        frame.to_parquet(out / f"{name}.parquet", index=False)
-
-
 def _write_pages(pages: Mapping[str, Mapping[str, Any]], out: Path, **known: Any) -> None:
     """Write the pages in their order, and delete those of an earlier report that are gone."""
     known |= {
         "nav": [(name, title) for name, title in PAGES.items() if name in pages],
-        "signs": SIGNS,
         "verdicts": VERDICTS,
         "table_numbers": {each.label: each.number for each in tables.EVERY},
         "style": style,
@@ -200,50 +185,46 @@ def command(
 # What did not run, and the other pages.
 
 
-def missing(found: Sequence[Shown], published: bool) -> list[dict[str, Any]]:
+def missing(found: Sequence[Records], published: bool) -> list[dict[str, Any]]:
     """What did not run, by setting, kind and scale, with the command that runs it."""
     rows, campaigns = [], set()
-    for each in found:
-        lacking = each.planned[each.planned["status"] != "ok"]
-        if each.setting.campaign in campaigns:  # its benchmarks are listed once
+    for of in found:
+        lacking = of.planned[of.planned["status"] != "ok"]
+        if of.setting.campaign in campaigns:  # its benchmarks are listed once
             lacking = lacking[lacking["kind"].isin(data.RUN_KINDS)]
-        campaigns.add(each.setting.campaign)
+        campaigns.add(of.setting.campaign)
         for (kind, scale), group in lacking.groupby(["kind", "own_scale"], sort=False):
             choice = {"scales": [scale]} if scale else {}
             if kind in data.RUN_KINDS:
                 choice |= {"seeds": group["seed"].unique(), "variants": group["variant"].unique()}
-            at = f" at {scale}" if scale else ""
             again = published and kind != "runs"  # checkpoints are not shipped
-            count = len(group)
-            told = data.counted(count, KINDS[kind]) if kind in KINDS else f"{count} of {kind}"
+            told = data.counted(len(group), data.KIND_NAMES.get(kind, "benchmark"))
             row = {
-                "what": f"{each.setting}: {told}{at}",
+                "what": f"{of.setting}: {told}{f' at {scale}' if scale else ''}",
                 "names": ", ".join(dict.fromkeys(group["variant"])),
                 "why": "; ".join(dict.fromkeys(filter(None, group["reason"]))),
-                "command": command(each.setting, published, again, **choice),
+                "command": command(of.setting, published, again, **choice),
             }
             rows.append(row)
     return rows
 
 
-def _claims(judged: Mapping[str, Sequence[claims.Judged]]) -> list[dict[str, Any]]:
+def _claim(judged: Sequence[claims.Judged]) -> dict[str, Any]:
     """A claim with its verdict and its evidence in every setting, on one axis.
 
     forms: the format of a quantity, the same in every setting; quantity: what all evidence is of.
     """
-    rows = []
-    for of_claim in zip(*judged.values(), strict=True):
-        every = [row for one in of_claim for row in one.evidence]
-        evidence = [row for row in every if row.ours is not None]
-        place, named = axis(evidence), {row.quantity: row.unit for row in every}
-        forms = {name: _form([r for r in every if r.quantity == name]) for name in named}
-        verdicts = [
-            {"judged": one, "rows": [(row, place(row)) for row in one.evidence]} for one in of_claim
-        ]
-        known = {"quantity": next(iter(named)) if len(named) == 1 else "", "units": named}
-        known |= {"forms": forms, "plotted": bool(evidence and place(evidence[0]))}
-        rows.append({"claim": of_claim[0].claim, "verdicts": verdicts, **known})
-    return rows
+    every = [row for one in judged for row in one.evidence]
+    evidence = [row for row in every if row.ours is not None]
+    place, units = axis(evidence), {row.quantity: row.unit for row in every}
+    return {
+        "claim": judged[0].claim,
+        "verdicts": [(one, [(row, place(row)) for row in one.evidence]) for one in judged],
+        "quantity": next(iter(units)) if len(units) == 1 else "",
+        "units": units,
+        "forms": {name: _form([row for row in every if row.quantity == name]) for name in units},
+        "plotted": bool(evidence and place(evidence[0])),
+    }
 
 
 def _form(rows: Sequence[Evidence]) -> str:
@@ -259,16 +240,11 @@ def _form(rows: Sequence[Evidence]) -> str:
     return f",.{min(max(3 - math.floor(math.log10(largest)), 0), 4)}f"
 
 
-def _tables(printed: Sequence[render.Printed]) -> list[dict[str, Any]]:
-    made = ((each.table, render.html(each)) for each in printed)
-    return [{"table": each, "html": Markup(html)} for each, html in made if html.strip()]
-
-
 def _pictures(found: Sequence[Shown]) -> list[dict[str, Any]]:
     """Each figure with its file in every setting that has it."""
     shown = []
     for each in figures.ALL:
-        own = (one.setting for one in found if each.name in one.drawn)
+        own = (one.records.setting for one in found if each.name in one.drawn)
         files = [(str(setting), f"figures/{setting.slug}/{each.name}.svg") for setting in own]
         shown += [{"drawing": each, "files": files}] if files else []
     return shown
@@ -327,12 +303,15 @@ def run_groups(settings: Sequence[Setting], published: bool) -> list[dict[str, A
     return groups
 
 
-def system_records(found: Records, measured: set[str], published: bool) -> list[dict[str, Any]]:
+def system_records(
+    found: Records, campaign: plan.Campaign, published: bool
+) -> list[dict[str, Any]]:
     """Benchmarks, checks and inventories that the tables rest on, a row a record.
 
-    measured: the variations whose benchmarks and checks the campaign still plans.
+    One without a command is of a variation that the campaign no longer measures.
     """
-    rows = []
+    jobs = [*campaign.benchmarks, *campaign.recall, *filter(None, [campaign.check])]
+    measured, rows = {job.variation for job in jobs}, []
     for kind in SYSTEMS:
         for source, group in getattr(found, kind).groupby("source", sort=False):
             first = group.iloc[0].fillna("").to_dict()

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
 from relation import plan, records
@@ -22,6 +23,7 @@ from report import data, overview, readings, stats
 from report.data import bits_per_character, counted, title
 from report.figures import style
 from report.figures.style import COLOUR, INK, MUTED, Bar, forest, grid, plot, save, signed
+from report.render import number
 
 MARGIN = 0.01  # nat/token, within which two arms count as equivalent
 EVERY_ARM = 216  # all arms have the fresh seeds below, the primary ones further ones
@@ -93,12 +95,13 @@ def minus(over: str, under: str) -> str:
     return f"{title(over)} − {title(under)}"
 
 
-def recorded(rows: Iterable[dict[str, str]]) -> pd.DataFrame:
+def recorded(rows: Iterable[dict[str, object]]) -> pd.DataFrame:
     """A table without columns that no row has a value of, or of diverged runs where none is."""
-    table = pd.DataFrame(rows).fillna("—")
+    table = pd.DataFrame(rows)
+    table = table.fillna({name: "—" for name in table if name})
     if "Welch" in table and (table["Welch"] == table["without diverged"]).all():
         table = table.drop(columns="without diverged")
-    return table.loc[:, ~table.isin([UNRECORDED, UNMEASURED, ""]).all()]
+    return table.loc[:, ~table.isin([UNRECORDED, UNMEASURED, "", None]).all()]
 
 
 def of(rows: pd.DataFrame, scale: str, variation: str = TUNED) -> pd.DataFrame:
@@ -133,12 +136,11 @@ def answer(root: Path, fair: pd.DataFrame, folder: Path) -> Section | None:
     bars = []
     for name, of_setting in (runs | {"Tuned alike": own}).items():
         for row in overview.differences(of_setting):
-            n, place = row["final_nll"].n, overview.place_of(row["scale"])
-            label = f"{row['scale']}: {name}, {counted(n, 'pair')}"
-            bars.append((place, Bar(label, row["final_nll"], printed=row["paper"])))
+            label = f"{row['scale']}: {name}, {counted(row['final_nll'].n, 'pair')}"
+            bars.append(Bar(label, row["final_nll"], printed=row["paper"]))
     if not bars:
         return None
-    bars = [bar for _, bar in sorted(bars, key=lambda each: each[0])]
+    bars.sort(key=lambda bar: data.size(bar.name))
     label = "final validation NLL, Relation − MHA (nat/token)"
     save(forest(bars, label), folder / "answer.svg")
     return Section("answer", figure=True)
@@ -269,41 +271,42 @@ def arms(runs: pd.DataFrame, probes: pd.DataFrame, steps: pd.DataFrame) -> Secti
 
     Raises InputError where the fresh runs of one have several rates.
     """
-    own, table = of(runs, "10M"), compared(runs).query("under == 'mha'")
+    own = of(runs, "10M")
     fresh = len(own) > 0
     own = own if fresh else at_best(runs)
-    less = table.drop_duplicates("over").set_index("over")["found"].to_dict()
-    curves, complete, rows, drawn = validation(probes, own), whole(runs), [], []
+    if own.empty:
+        return None
+    decided = compared(runs).query("under == 'mha'").drop_duplicates("over").set_index("over")
+    curves, complete, rows = validation(probes, own), whole(runs), []
     for variant, arm in own.groupby("variant"):
         if arm["learning_rate"].nunique() > 1:
             raise InputError(f"the fresh runs of {variant} have several learning rates")
-        if not fresh and variant != "mha":
-            less[variant] = apart(own, variant, "mha")
+        known: dict[str, object] = {}
+        if fresh:
+            found = decided["found"].get(variant)
+        else:
+            found = apart(own, variant, "mha") if variant != "mha" else None
+            best, *_ = best_rate(searched(runs).query("variant == @variant"))
+            named = "open" if variant in complete else RATES_OPEN
+            known["fitted rate"] = f"{best:.3g}" if best else named
+        known |= dict.fromkeys((LESS, "common seeds", "", ON_THESE, ALIKE), "")
+        known[""] = found and found.welch
+        if found:
+            mha = own[(own["variant"] == "mha") & own["seed"].isin(found.seeds)]["nll"].mean()
+            known |= {LESS: signed(found.welch), "common seeds": str(len(found.seeds))}
+            known[ON_THESE] = f"{mha:.4f}"
+        if variant.startswith("full-"):  # each has its like among MHA's arms
+            alike = apart(own, variant, variant.replace("full", "mha", 1))
+            known[ALIKE] = signed(alike.welch) if alike else ""
         speed, rate = throughput(steps, variant, arm["backend"].iloc[0])
         reached, minutes = tokens_to_mha(curves, variant), UNMEASURED
         if rate is not None:
             minutes = f"{reached / rate / 60:.1f}" if reached else "not reached"
-        found = less.get(variant)
-        known = {}
-        if not fresh:
-            best, *_ = best_rate(searched(runs).query("variant == @variant"))
-            named = "open" if variant in complete else RATES_OPEN
-            known["fitted rate"] = f"{best:.3g}" if best else named
-        adds = variant.startswith("full-")  # each has its like among MHA's arms
-        alike = apart(own, variant, variant.replace("full", "mha", 1)) if adds else None
-        told = beside(own, found) | {ALIKE: signed(alike.welch) if alike else ""}
-        row = summary(arm, known | told)
-        rows.append(row | {"tokens/s, MHA’s = 1": speed, "GPU minutes": minutes})
-        drawn.append(found.welch if found else None)
-    if not rows:
-        return None
-    shown = recorded(rows)
-    if LESS in shown:
-        shown.insert(shown.columns.get_loc("common seeds") + 1, "", drawn)
-        whole_mha = f"{own.query('variant == @PAIRED[0]')['nll'].mean():.4f}"
-        if shown[ON_THESE].isin(["", whole_mha]).all():  # the same as in MHA's own row
-            shown = shown.drop(columns=ON_THESE)
-    shown = shown.sort_values("NLL")
+        rows.append(summary(arm, known) | dict(zip(SPEEDS, (speed, minutes), strict=True)))
+    shown = recorded(rows).sort_values("NLL")
+    whole_mha = f"{own.query('variant == @PAIRED[0]')['nll'].mean():.4f}"
+    if ON_THESE in shown and shown[ON_THESE].isin(["", whole_mha]).all():
+        shown = shown.drop(columns=ON_THESE)  # the same as in MHA's own row
     if fresh:
         return Section("arms", shown, summary=tuned_alike(runs))
     # What a few runs at few rates show is no rank, and speeds that most lack compare nothing.
@@ -313,16 +316,7 @@ def arms(runs: pd.DataFrame, probes: pd.DataFrame, steps: pd.DataFrame) -> Secti
     return Section("search", shown, summary=tuned_alike(runs))
 
 
-def beside(own: pd.DataFrame, found: Apart | None) -> dict[str, str]:
-    """An arm less MHA as a table tells it: of how many common seeds, and MHA's NLL on these."""
-    if found is None:
-        return {LESS: "", "common seeds": "", ON_THESE: ""}
-    mha = own[(own["variant"] == "mha") & own["seed"].isin(found.seeds)]["nll"].mean()
-    seeds = str(len(found.seeds))
-    return {LESS: signed(found.welch), "common seeds": seeds, ON_THESE: f"{mha:.4f}"}
-
-
-def summary(arm: pd.DataFrame, known: dict[str, str] | None = None) -> dict[str, str]:
+def summary(arm: pd.DataFrame, known: dict[str, object] | None = None) -> dict[str, object]:
     """What a table says of the runs of one arm. known: what stands before their NLL."""
     nll, bits = stats.mean(arm["nll"].dropna()), bits_per_character(arm, "nll").mean()
     return {
@@ -367,31 +361,26 @@ def tokens_to_mha(curves: pd.DataFrame, arm: str) -> float | None:
 
 def p_text(p: float) -> str:
     """A p value to three digits; a dash where there is none."""
-    return "—" if math.isnan(p) else "< 0.001" if p < 0.0005 else f"{p:.3f}"
+    return "< 0.001" if p < 0.0005 else number(p, ".3f")
 
 
-def differing(found: Apart) -> dict[str, str]:
-    """What a table says of a comparison."""
+def differing(found: Apart) -> dict[str, object]:
+    """What a table says of a comparison; "" is what it draws."""
     return {
-        "seeds": str(len(found.seeds)), "Welch": signed(found.welch),
+        "seeds": str(len(found.seeds)), "Welch": signed(found.welch), "": found.welch,
         "paired": signed(found.paired), "without diverged": signed(found.kept),
     }  # fmt: skip
 
 
 def comparisons(runs: pd.DataFrame) -> Section | None:
     """The comparisons with verdicts."""
-    rows, drawn = [], []
+    rows = []
     for one in compared(runs).itertuples():
         row = {"comparison": minus(one.over, one.under), "family": FAMILIES[one.family]}
-        row |= {"verdict": verdict(one.found.welch.value, one.p, one.within)}
-        tests = {"p": p_text(one.p), f"p within ±{MARGIN}": p_text(one.within)}
-        rows.append(row | differing(one.found) | tests)
-        drawn.append(one.found.welch)
-    if not rows:
-        return None
-    table = recorded(rows)
-    table.insert(table.columns.get_loc("Welch") + 1, "", drawn)
-    return Section("comparisons", table)
+        row["verdict"] = verdict(one.found.welch.value, one.p, one.within)
+        tests = {"p": one.p, f"p within ±{MARGIN}": one.within}
+        rows.append(row | differing(one.found) | {name: p_text(p) for name, p in tests.items()})
+    return Section("comparisons", recorded(rows)) if rows else None
 
 
 def elsewhere(runs: pd.DataFrame) -> list[Section]:
@@ -449,33 +438,33 @@ def head_start(runs: pd.DataFrame, probes: pd.DataFrame, folder: Path) -> Sectio
 
 def rates(runs: pd.DataFrame, folder: Path) -> list[Section]:
     """The search for each arm's learning rate, a section a scale: rates, and rates-30M."""
-    runs = runs[runs["variation"].str.startswith("rate")]
-    names = {scale: "rates" if scale == "10M" else f"rates-{scale}" for scale in runs["scale"]}
-    return [_rates(runs[runs["scale"] == at], name, folder) for at, name in names.items()]
-
-
-def _rates(runs: pd.DataFrame, name: str, folder: Path) -> Section:
-    """Means by rate and the fitted minimum; a panel of the figure for what is added to an arm."""
-    tried = sorted(runs["learning_rate"].unique())
-    means, single, rows, lost, left = {}, {}, [], runs[runs["diverged"]], {}
-    for variant in (variant for variant in ARMS if variant in set(runs["variant"])):
-        own = runs[runs["variant"] == variant]
-        by_rate = own.groupby("learning_rate")
-        stopped = by_rate["diverged"].sum()
-        single[variant] = (by_rate.size() == 1).reindex(tried, fill_value=False).to_numpy()
+    runs, found = runs[runs["variation"].str.startswith("rate")], []
+    for scale, own in runs.groupby("scale"):
+        name = "rates" if scale == "10M" else f"rates-{scale}"
+        by_rate = own.groupby(["variant", "learning_rate"])
+        lost, count = by_rate["diverged"].sum().unstack(), by_rate.size().unstack()
         # No mean of those that survived; a rate that was not tried breaks the line.
-        means[variant] = by_rate["final_nll"].mean().where(stopped == 0).reindex(tried)
-        best, reason, _ = best_rate(own)
-        row = {"variant": title(variant), "runs": str(len(own))}
-        for rate, mean in means[variant].items():
-            gone = stopped.get(rate, 0)
-            row[f"{rate:.3g}"] = (
-                f"{gone} diverged" if gone else "—" if mean != mean else f"{mean:.4f}"
-            )
-        rows.append(row | {"best rate": f"{best:.3g}" if best else "open"})
-        if not best:
-            left.setdefault(reason, []).append(title(variant))
-    added = list(dict.fromkeys(variant.partition("-")[2] for variant in means))
+        means = by_rate["final_nll"].mean().unstack().where(lost == 0)
+        rows, left = [], {}
+        for variant in (variant for variant in ARMS if variant in means.index):
+            best, reason, _ = best_rate(own[own["variant"] == variant])
+            row = {"variant": title(variant), "runs": f"{count.loc[variant].sum():.0f}"}
+            for rate, mean in means.loc[variant].items():
+                gone = lost.at[variant, rate]
+                row[f"{rate:.3g}"] = f"{gone:.0f} diverged" if gone > 0 else number(mean, ".4f")
+            rows.append(row | {"best rate": f"{best:.3g}" if best else "open"})
+            if not best:
+                left.setdefault(reason, []).append(title(variant))
+        save(_rate_panels(own, means, count == 1), folder / f"{name}.svg")
+        told = " ".join(f"Open, {reason}: {'; '.join(names)}." for reason, names in left.items())
+        found.append(Section(name, pd.DataFrame(rows), figure=True, open=told))
+    return found
+
+
+def _rate_panels(runs: pd.DataFrame, means: pd.DataFrame, alone: pd.DataFrame) -> Figure:
+    """Means by learning rate, a panel for what is added to an arm; open: of a single run."""
+    tried, arms = means.columns, [variant for variant in ARMS if variant in means.index]
+    added = list(dict.fromkeys(variant.partition("-")[2] for variant in arms))
     high, shared = math.ceil(len(added) / 2), {"sharex": True, "sharey": True}
     figure, axes = grid(high, min(2, len(added)), 1.6 * high + 0.5, style.NARROW, **shared)
     for here in axes.flat[len(added) :]:
@@ -483,27 +472,28 @@ def _rates(runs: pd.DataFrame, name: str, folder: Path) -> Section:
     for what, here in zip(added, axes.flat, strict=False):
         here.set_title(title(f"mha-{what}").removeprefix("MHA, ") if what else "plain")
         here.set_xscale("log")
-        if what and "mha" in means:
-            here.plot(tried, means["mha"], color=MUTED, linewidth=0.8, linestyle=style.DASHES)
-        for family in ("mha", "full"):
+        if what and "mha" in arms:
+            look = {"color": MUTED, "linewidth": 0.8, "linestyle": style.DASHES}
+            here.plot(tried, means.loc["mha"], **look)
+        for family in PAIRED:
             variant, look = f"{family}-{what}".rstrip("-"), {"color": COLOUR[family]}
-            ends = runs[(runs["variant"] == variant) & ~runs["diverged"]]
+            if variant not in arms:
+                continue
+            own = runs[runs["variant"] == variant]
+            ends = own[~own["diverged"]]
             ends = ends[ends.duplicated("learning_rate", keep=False)]  # one run is its own mean
             here.plot(ends["learning_rate"], ends["final_nll"], ".", alpha=0.4, **look)
-            if variant in means:
-                mean, alone = means[variant], single[variant]
-                here.plot(tried, mean, "-", **look)
-                here.plot(tried, mean.where(~alone), "o", **look)
-                here.plot(tried, mean.where(alone), "o", markerfacecolor=style.PAPER, **look)
-            for rate in lost.loc[lost["variant"] == variant, "learning_rate"]:
+            mean, single = means.loc[variant], alone.loc[variant]
+            here.plot(tried, mean, "-", **look)
+            here.plot(tried, mean.where(~single), "o", **look)
+            here.plot(tried, mean.where(single), "o", markerfacecolor=style.PAPER, **look)
+            for rate in own.loc[own["diverged"], "learning_rate"]:
                 here.plot(rate, 0.97, "x", transform=here.get_xaxis_transform(), **look)
         here.set_xticks(tried, [f"{1e3 * rate:.3g}" for rate in tried])
         here.xaxis.set_minor_locator(NullLocator())
     figure.supxlabel("learning rate (10⁻³)", fontsize=8)
     figure.supylabel("final validation NLL (nat/token)", fontsize=8)
-    save(figure, folder / f"{name}.svg")
-    told = " ".join(f"Open, {reason}: {'; '.join(names)}." for reason, names in left.items())
-    return Section(name, pd.DataFrame(rows), figure=True, open=told)
+    return figure
 
 
 def best_rate(runs: pd.DataFrame) -> tuple[float | None, str, float]:

@@ -11,9 +11,9 @@ import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from inspect import signature
-from itertools import groupby
+from itertools import groupby, product
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -92,10 +92,15 @@ class Table:
     scale: str | None = None
     of_paper: bool = True
 
-    @property
+    @cached_property
     def columns(self) -> dict[str, Column]:
         """Its columns by key."""
         return {column.column: column for column in columns(self.label)}
+
+    @property
+    def printed(self) -> pd.DataFrame:
+        """The paper's values, as `paper.load`."""
+        return paper.load(self.label) if self.of_paper else paper.NOTHING
 
     @property
     def panels(self) -> dict[str, list[Column]]:
@@ -106,9 +111,8 @@ class Table:
         """The rows that a panel always shows; further ones are shown where they are found."""
         if panel in self.rows or not self.of_paper:
             return self.rows.get(panel, ())
-        printed = paper.load(self.label)
-        of = printed["column"].isin([column.column for column in self.panels[panel]])
-        return list(printed["row"][of].unique())
+        of = self.printed["column"].isin([column.column for column in self.panels[panel]])
+        return list(self.printed["row"][of].unique())
 
 
 def table(number: str, label: str, title: str, **known: Any) -> Callable[[Callable], Table]:
@@ -134,16 +138,11 @@ def cell(
     of: the rows that it rests on; known: any other of COLUMNS. One with a status other than ok has
     n = 0.
     """
-    found = dict.fromkeys(COLUMNS[2:]) | {"statistic": "value", "status": "ok", "by_seed": {}}
-    found |= {"row": row, "column": column, "value": value, "reason": ""}
-    found |= dict.fromkeys(("sd", "low", "high"), math.nan)
-    found |= {
-        "n": int(known.get("status", "ok") == "ok"),
-        "sources": () if of is None else sources(of),
-    }
+    found = {"row": row, "column": column, "statistic": "value", "value": value, "by_seed": {}}
+    found |= {"n": int(known.get("status", "ok") == "ok"), "status": "ok", "reason": ""}
     if isinstance(value, stats.Estimate):
         found |= {name: getattr(value, name) for name in (*NUMBERS, "n")}
-    return found | known
+    return found | {"sources": () if of is None else sources(of)} | known
 
 
 def means(values: pd.DataFrame, statistic: str = "value", seeds: Sequence[int] = ()) -> Cells:
@@ -205,63 +204,74 @@ def table_cells(table: Table, records: Records) -> pd.DataFrame:
     to no seed; agrees: see Column, None where undecided; scale: the setting's own. Raises
     InputError where the paper's CSV holds a column that the table has not.
     """
-    printed = paper.load(table.label).to_dict("records") if table.of_paper else []
-    theirs = {tuple(each[name] for name in KEY): each for each in printed}
     try:
         found = list(table.compute(*(getattr(records, name) for name in table.frames)))
     except Exception as error:
         error.add_note(f"in table {table.label} of {records.setting.name}")
         raise
+    printed = table.printed.rename(columns={"printed": "paper"})
+    found += _gaps(table, records, found)
     there = {(each["row"], each["column"]) for each in found}
-    wanted = [(r, c) for p, of in table.panels.items() for r in table.rows_of(p) for c in of]
-    for row, column in (key for key in wanted if (key[0], key[1].column) not in there):
-        asked = [key[2] for key in theirs if key[:2] == (row, column.column)] or ["value"]
-        status, reason = _gap(table, records, row, column)
-        known = {"status": status, "reason": reason}
-        found += [cell(row, column.column, statistic=each, **known) for each in asked]
-        there.add((row, column.column))
-    for key in theirs:
+    for key in printed[KEY].itertuples(index=False, name=None):
         if key[:2] not in there:
             told = f"report/paper/{table.label}.csv: the table has no {', '.join(key)}; correct it"
             raise InputError(told)
-    known = table.columns
-    named = (records.models, records.planned)
-    scales = {a: b for frame in named for a, b in frame[["scale", "own_scale"]].to_numpy()}
-    for each in found:
-        own = known.get(each["column"]) if each["row"] != "setting" else None
-        beside = theirs.get(tuple(each[name] for name in KEY), {})
-        unit = beside.get("unit") or (own.unit if own else "text")
-        each |= {name: each[name] / UNITS[unit] for name in NUMBERS}
-        each["by_seed"] = {seed: value / UNITS[unit] for seed, value in each["by_seed"].items()}
-        each |= {"setting": records.setting.name, "table": table.label, "unit": unit}
-        each["scale"] = scales.get(each["row"].partition("/")[0])
-        each |= {"paper": beside.get("printed"), "paper_value": beside.get("paper_value", math.nan)}
-        single = each["statistic"] == "sd" or seed_of(table, each["row"], each["column"])
-        alone = single or records.miniature
-        each["difference"] = math.nan if alone else each["value"] - each["paper_value"]
-    values = {(c["row"], c["column"]): c["value"] for c in found if c["statistic"] != "sd"}
-    for each in found:
-        null = known[each["column"]].null if each["column"] in known else None
-        null = values.get((each["row"], null)) if isinstance(null, str) else null
-        each["agrees"] = None if math.isnan(each["difference"]) else _agrees(null, each)
-    numbers = dict.fromkeys((*NUMBERS, "paper_value", "difference"), float) | {"n": int}
-    return pd.DataFrame(found, columns=COLUMNS, dtype=object).astype(numbers)
+
+    joined = [name for name in COLUMNS if name in KEY or name not in printed]
+    cells = pd.DataFrame(found, columns=joined).astype(dict.fromkeys(NUMBERS, float))
+    cells = cells.merge(printed, "left", on=KEY)
+    units = {key: column.unit for key, column in table.columns.items()}
+    of_column = cells["column"].map(units).where(cells["row"] != "setting")
+    cells["unit"] = cells["unit"].fillna(of_column).fillna("text")
+    one = cells["unit"].map(UNITS).astype(float)
+    cells[list(NUMBERS)] = cells[list(NUMBERS)].div(one, axis=0)
+    of_seeds = zip(cells["by_seed"], one, strict=True)
+    cells["by_seed"] = [{seed: v / unit for seed, v in own.items()} for own, unit in of_seeds]
+    cells["setting"], cells["table"] = records.setting.name, table.label
+    own_scales = pd.concat([records.models, records.planned]).set_index("scale")["own_scale"]
+    cells["scale"] = cells["row"].str.split("/").str[0].map(own_scales.to_dict())
+
+    keys = zip(cells["row"], cells["column"], strict=True)
+    of_seed = pd.Series([seed_of(table, *key) is not None for key in keys], cells.index, dtype=bool)
+    alone = of_seed | (cells["statistic"] == "sd") | records.miniature
+    cells["difference"] = (cells["value"] - cells["paper_value"]).mask(alone)
+    cells["agrees"] = _agrees(table, cells)
+    words = ["paper", "text", "scale", "agrees"]
+    cells[words] = cells[words].astype(object).where(cells[words].notna(), None)
+    return cells[COLUMNS]
 
 
-def _agrees(null: float | None, cell: Mapping[str, Any]) -> bool | None:
-    """Whether the paper's value lies in our interval; None where the null does as well."""
-    if null is None or math.isnan(cell["low"]):
-        return None
-    inside = bool(cell["low"] <= cell["paper_value"] <= cell["high"])
-    return None if inside and cell["low"] <= null <= cell["high"] else inside
+def _agrees(table: Table, cells: pd.DataFrame) -> pd.Series:
+    """Whether the paper's value lies in our interval; missing where the null does as well."""
+    # The value of no effect, or that of the column which is named.
+    nulls = cells["column"].map({key: column.null for key, column in table.columns.items()})
+    main = cells[cells["statistic"] != "sd"]
+    by_key = dict(zip(zip(main["row"], main["column"], strict=True), main["value"], strict=True))
+    named = pd.Series(list(zip(cells["row"], nulls, strict=True)), cells.index).map(by_key)
+    null = pd.to_numeric(nulls, errors="coerce").fillna(named.astype(float))
+    low, high = cells["low"], cells["high"]
+    inside = cells["paper_value"].between(low, high)
+    decided = null.notna() & low.notna() & cells["difference"].notna()
+    return inside.astype(object).where(decided & ~(inside & null.between(low, high)))
 
 
-def _gap(table: Table, records: Records, row: str, column: Column) -> tuple[str, str]:
-    first = row.partition("/")[0]
-    scale = first if first in SCALES else table.scale
-    named = [part for part in (row, column.column.rpartition(".")[2]) if part in VARIANTS]
-    variants, seed = column.of or named or PAIRED, seed_of(table, row, column.column)
-    return gap(records, table.frames[0], scale, variants, seed)
+def _gaps(table: Table, records: Records, found: Cells) -> Cells:
+    """Cells of the table's rows and columns that have no value, each with the reason."""
+    there = {(each["row"], each["column"]) for each in found}
+    asked = table.printed.groupby(["row", "column"])["statistic"].agg(list).to_dict()
+    for panel, columns in table.panels.items():
+        for row, column in product(table.rows_of(panel), columns):
+            key = (row, column.column)
+            if key in there:
+                continue
+            there.add(key)
+            first = row.partition("/")[0]
+            scale = first if first in SCALES else table.scale
+            named = [part for part in (row, key[1].rpartition(".")[2]) if part in VARIANTS]
+            variants = column.of or named or PAIRED
+            status, reason = gap(records, table.frames[0], scale, variants, seed_of(table, *key))
+            for statistic in asked.get(key, ["value"]):
+                yield cell(*key, statistic=statistic, status=status, reason=reason)
 
 
 def seed_of(table: Table, row: str, column: str) -> int | None:

@@ -1,5 +1,6 @@
 """Shared by the tests: one thread, skipped GPUs, refusals, and Snakemake in a copied project."""
 
+import gc
 import os
 import shutil
 import subprocess
@@ -43,6 +44,11 @@ def one_thread() -> Iterator[None]:
     """One CPU thread of PyTorch: more only contend on toy models, and change the order of sums."""
     import torch
 
+    # A forked benchmark need not import what the first backward pass does, nor search for garbage
+    # what is imported by now.
+    import torch.fx.experimental.symbolic_shapes
+
+    gc.freeze()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -76,23 +76,6 @@ def flow_rows(
     return weight / weight.sum(-1, keepdim=True)
 
 
-def closed_forms(p1: Tensor, p2: Tensor, info: Tensor, lam: float, G: Tensor) -> tuple[Tensor, ...]:
-    """Y and the gradients of p1, p2, info and lambda by Appendix A.1.7, of G = dL/dY."""
-    T, D = p1.shape[2:]
-    U, flow = p1 @ p2.mT / D**0.5, flow_rows(p1, p2, lam)
-    g = flow.tril(-1).sum(-1)
-    pi = (flow.tril(-1) / g[..., None]).nan_to_num()
-    mean_info = pi @ info
-    c = (G * (mean_info - info)).sum(-1)
-    within = G @ info.mT - (G * mean_info).sum(-1, keepdim=True)
-    dE = g[..., None] * pi * (((1 - g) * c)[..., None] + within)
-    dS = -g * (1 - g) * c
-    dlam = (dS * torch.arange(1, T + 1, dtype=torch.float64).log()).sum()
-    sigma, S = torch.sigmoid(U), torch.sigmoid(U.diagonal(dim1=-2, dim2=-1) / TAU)
-    dU = dE * (sigma + U * sigma * (1 - sigma)) + torch.diag_embed(dS * S * (1 - S) / TAU)
-    return flow @ info, dU @ p2 / D**0.5, dU.mT @ p1 / D**0.5, flow.mT @ G, dlam
-
-
 def expanded_sum(p1, p2, info, g, tau: float, C0: Tensor) -> tuple[Tensor, Tensor]:
     """Y and C_T by Appendix A.4's sums over j, the term of C_0 (there zero) kept."""
     alpha, (T, D) = g.exp(), p1.shape[2:]

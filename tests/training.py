@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -15,15 +16,15 @@ from conftest import ROOT
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, models
 
-from relation import records
+from relation import plan, records
 from relation.data.corpus import unigram_entropy
 from relation.data.tokenizer import END_OF_TEXT
 from relation.data.windows import sha256_of
 from relation.errors import RelationError
-from relation.jobs import Data, Run
+from relation.jobs import Data, Run, Side
 from relation.train import run
 from relation.train.step import wsd
-from relation.variants import ModelConfig
+from relation.variants import VARIANTS, ModelConfig
 
 CPU = torch.device("cpu")
 CONTEXT, UPDATE = 16, 128
@@ -49,45 +50,37 @@ def small_model(variant: str, **changes) -> ModelConfig:
     return ModelConfig.for_variant(variant, **backbone | changes)
 
 
+@cache
+def tiny() -> plan.Campaign:
+    """The tiny campaign, from which small runs, benchmarks and checks take what they leave."""
+    return plan.load({"campaign": "tiny"})
+
+
 def small_run(variant: str = "full", **changes) -> Run:
     """A run of 4 updates of 128 tokens and a partial one."""
-    run = Run(
-        campaign="tests",
-        scale="10M",
-        variation="base",
-        variant=variant,
-        seed=42,
-        model=small_model(variant, init_std=0.0566),
-        data=DATA,
-        context=CONTEXT,
-        micro=4,
-        accumulation=2,
-        tokens_per_update=UPDATE,
-        budget_tokens=600,
-        warmup_tokens=128,
-        learning_rate=0.012,
-        betas=(0.9, 0.95),
-        weight_decay=0.1,
-        gradient_clip=1.0,
-        adam_eps=1e-5,
-        plateau_fraction=0.8,
-        precision="fp32",
-        device="cpu",
-        compile=False,
-        backends={"mha": "flash", "full": "tiled", "linear": "chunked"},
-        deterministic=False,
-        checkpoint_seconds=120.0,
-        checkpoint_tokens=None,
-        probes=2,
-        probe_sequences=1,
-        validations=4,
-        validation_tokens=100,
-        flow_sequences=2,
-        flow_window=32,
-        flow_length=16,
-        rank_length=16,
-    )
-    return replace(run, **changes)
+    own = {
+        "campaign": "tests",
+        "scale": "10M",
+        "variant": variant,
+        "model": small_model(variant, init_std=0.0566),
+        "data": DATA,
+        "checkpoint_tokens": None,
+        "validations": 4,
+        "validation_tokens": 100,
+        "flow_sequences": 2,
+        "flow_window": 32,
+    }
+    return replace(tiny().run("10M-mini/base/full/42"), **own | changes)
+
+
+def small_side(
+    variant: str, backends: dict[str, str], context: int, micro: int = 2, **rest
+) -> Side:
+    """A side of a benchmark or a check; kernels take heads of 16 channels or more."""
+    layers = max(2, len(VARIANTS[variant].pattern))
+    model = small_model(variant, layers=layers, d_model=32, d_ff=48)
+    given = {"side": variant, "variant": variant, "model": model, "accumulation": 2} | rest
+    return Side(backends=backends, context=context, micro=micro, **given)
 
 
 def write_corpus(
@@ -142,7 +135,7 @@ def start(folder: Path, data: Path, processes: int = 1, **options) -> subprocess
     """A small run in a process of its own, or in several that torchrun starts.
 
     It writes into out/ and resume/ of `folder`. changes: of the specification; dies: the update in
-    which it is killed by SIGKILL.
+    which it is killed by SIGKILL; refused: of a specification that it tries first.
     """
     environment = {
         **os.environ,
@@ -172,10 +165,13 @@ def _train_here(folder: Path, data: Path, options: dict) -> None:
 
     torch.set_num_threads(1)
     run.wsd = schedule
-    try:
-        run.train(small_run(**options.get("changes", {})), data, folder / "out", folder / "resume")
-    except RelationError as error:
-        sys.exit(f"error: {error}")
+    given = data, folder / "out", folder / "resume"
+    if "refused" in options:
+        try:
+            run.train(small_run(**options["refused"]), *given)
+        except (RelationError, SystemExit) as error:
+            print(f"refused: {error}", flush=True)
+    run.train(small_run(**options.get("changes", {})), *given)
     print(f"updates: {len(begun)}")
 
 

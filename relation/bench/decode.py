@@ -14,7 +14,8 @@ import torch
 from relation.bench.rounds import DTYPES, Answers, median_columns, record, synchronize
 from relation.jobs import Bench
 from relation.nn import Decoder, DecodeState
-from relation.nn.generate import Prepared, Replay, Sampling, draw, uniform_numbers
+from relation.nn.replay import Prepared, Replay
+from relation.nn.sampling import Sampling, draw, uniform_numbers
 from relation.variants import LINEAR, ModelConfig
 
 Call = Callable[[], None]
@@ -41,7 +42,7 @@ def random_state(
         else:
             shape = (*rows, cache.capacity, D)  # of p2 and info
             cache.tensors = tuple(torch.randn(shape, dtype=dtype, device=device) for _ in range(2))
-    state.settle([context] * batch)
+    state.set_lengths([context] * batch)
     return state
 
 
@@ -71,9 +72,9 @@ def _token(model: Decoder, dtype: torch.dtype, context: int, batch: int) -> tupl
         replay = Replay(Prepared(model, dtype), state, logits, Sampling(), None)
 
         def replayed() -> None:
-            ids = replay.note()
+            read = replay.read_later()
             replay.next()
-            ids()  # the last token's, while the GPU works on the next
+            read()  # the last token's ids, while the GPU works on the next
 
         return replayed, partial(replay.rewind, context)
     numbers = next(uniform_numbers(0, batch))[0]
@@ -84,7 +85,7 @@ def _token(model: Decoder, dtype: torch.dtype, context: int, batch: int) -> tupl
             logits = model.decode(ids[:, None], state)[:, -1]
         ids.copy_(draw(logits, numbers, Sampling()))
 
-    return plain, partial(state.settle, [context] * batch)
+    return plain, partial(state.set_lengths, [context] * batch)
 
 
 def measure(bench: Bench, out: Path) -> None:

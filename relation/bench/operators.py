@@ -282,7 +282,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     precision = given.precision or ("bf16" if given.device == "cuda" else "fp32")
     rows: list[dict] = []
     given.output.parent.mkdir(parents=True, exist_ok=True)
-    with machine.claim(given.device, alone=True) as device:
+    with machine.claim(given.device, empty=True) as device:
         asked = records.origin("", machine.describe(device))
         for found in compare(shapes, peers, measures, precision, device, given.rounds):
             rows += found

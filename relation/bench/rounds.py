@@ -30,10 +30,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pynvml
 import torch
 
 from relation import machine, records
+from relation.bench.conditions import Conditions
 from relation.errors import InputError
 from relation.jobs import Bench
 
@@ -169,13 +169,13 @@ class Answers:
     failures: dict[str, Failure] = field(default_factory=dict)
     alone: bool = False
 
-    def take(self, told: dict | Failure, measures: Sequence[str]) -> None:
+    def take(self, answer: dict | Failure, measures: Sequence[str]) -> None:
         """Keep facts; a failure takes the place of these measures' seconds."""
-        if isinstance(told, Failure):
-            self.failures |= dict.fromkeys(measures, told)
+        if isinstance(answer, Failure):
+            self.failures |= dict.fromkeys(measures, answer)
             self.samples = {k: v for k, v in self.samples.items() if k not in measures}
         else:
-            self.facts |= told
+            self.facts |= answer
 
     def columns(self, measure: str) -> dict:
         """The columns `status`, `reason`, `samples` and `alone`, and the facts."""
@@ -228,7 +228,7 @@ class Sides:
     candidates of their own while they compile.
     """
 
-    def __init__(self, sides: Mapping[str, Side], conditions: "Conditions"):
+    def __init__(self, sides: Mapping[str, Side], conditions: Conditions):
         self.sides, self.conditions = sides, conditions
         self._processes: dict[str, tuple[multiprocessing.Process, Any]] = {}
         self._dead: dict[str, Failure] = {}
@@ -273,8 +273,8 @@ class Sides:
                 process.join(10)
                 code = process.exitcode
                 hint = ", killed as the system does when memory runs out" if code == -9 else ""
-                told = f"its process ended with status {code}{hint} in its {question}"
-                self._dead[name] = Failure("FAILED", told)
+                reason = f"its process ended with status {code}{hint} in its {question}"
+                self._dead[name] = Failure("FAILED", reason)
         return self._dead[name]
 
     def compare(
@@ -299,15 +299,15 @@ class Sides:
             for number in range(warm_rounds + rounds):
                 drawn.shuffle(order)
                 for name in list(order):
-                    told = self._ask(name, "seconds", measure)
+                    answer = self._ask(name, "seconds", measure)
                     self.conditions.look()
-                    if isinstance(told, Failure):
+                    if isinstance(answer, Failure):
                         done = f"(after {len(found[name].samples[measure])} of {rounds} rounds)"
-                        failure = Failure(told.status, f"{told.reason} {done}")
+                        failure = Failure(answer.status, f"{answer.reason} {done}")
                         found[name].take(failure, measures[measures.index(measure) :])
                         order.remove(name)
                     elif number >= warm_rounds:
-                        found[name].samples[measure].append(told)
+                        found[name].samples[measure].append(answer)
         for name, answers in found.items():
             if not answers.failures:
                 answers.take(self._ask(name, "proof", None), measures)
@@ -318,88 +318,6 @@ class Sides:
                     found |= alone.compare(given, measures, rounds, warm_rounds)
                 found[name].alone = True
         return found
-
-
-_THROTTLES = {
-    "software power cap": pynvml.nvmlClocksEventReasonSwPowerCap,
-    "hardware slowdown": pynvml.nvmlClocksEventReasonHwSlowdown,
-    "software thermal slowdown": pynvml.nvmlClocksEventReasonSwThermalSlowdown,
-    "hardware thermal slowdown": pynvml.nvmlClocksEventReasonHwThermalSlowdown,
-    "hardware power brake": pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown,
-}
-_READINGS = {
-    "sm_clock": ("ClockInfo", pynvml.NVML_CLOCK_SM),
-    "temperature": ("Temperature", pynvml.NVML_TEMPERATURE_GPU),
-    "power": ("PowerUsage",),
-    "reasons": ("CurrentClocksEventReasons",),
-}
-
-
-class Conditions:
-    """Clock, temperature and power of a GPU, read by NVML while it is timed.
-
-    Make it before the first side's process is on the device.
-    """
-
-    def __init__(self, device: torch.device):
-        self.device = device
-        self._gpu = self._driver = self._limit = self._before = None
-        self._forget()
-        if device.type != "cuda":
-            return
-        try:
-            pynvml.nvmlInit()
-            uuid = torch.cuda.get_device_properties(device).uuid
-            self._gpu = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
-        except pynvml.NVMLError as error:
-            self._before = f"not observed, NVML: {error}"
-            return
-        self._driver = pynvml.nvmlSystemGetDriverVersion()
-        self._limit = self._read("MaxClockInfo", pynvml.NVML_CLOCK_SM)
-        # The least: work that ended just now shows for a moment.
-        rates = [time.sleep(0.3) or self._read("UtilizationRates") for _ in range(4)]
-        busy = min(0 if rate is None else rate.gpu for rate in rates)
-        if busy > 5:
-            self._before = f"the GPU was {busy}% busy before the start"
-
-    def _read(self, name: str, *rest: Any) -> Any | None:
-        """An NVML reading, None for what the GPU does not report."""
-        try:
-            return getattr(pynvml, f"nvmlDeviceGet{name}")(self._gpu, *rest)
-        except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_NoPermission):
-            return None
-
-    def _forget(self) -> None:
-        self._seen: dict[str, list] = {name: [] for name in _READINGS}
-
-    def look(self) -> None:
-        """Take a reading; cheap, and without effect on a CPU."""
-        if self._gpu is None:
-            return
-        for name, asked in _READINGS.items():
-            if (value := self._read(*asked)) is not None:
-                self._seen[name].append(value)
-
-    def columns(self) -> dict:
-        """Clocks (MHz), highest temperature (C) and power (W), and what disturbed, or None.
-
-        Of the readings since the last call.
-        """
-        clocks, temperatures, powers, reasons = self._seen.values()
-        told = [self._before] if self._before else []
-        for name, bit in _THROTTLES.items():
-            if share := sum(bool(reason & bit) for reason in reasons):
-                told.append(f"{name} in {share / len(reasons):.0%} of the readings")
-        self._forget()
-        return {
-            "driver": self._driver,
-            "sm_clock": statistics.median(clocks) if clocks else None,
-            "sm_clock_least": min(clocks, default=None),
-            "sm_clock_limit": self._limit,
-            "temperature": max(temperatures, default=None),
-            "power": max(powers) / 1e3 if powers else None,
-            "disturbed": "; ".join(told) or None,
-        }
 
 
 def record(
@@ -418,7 +336,7 @@ def record(
     Whatever a side meets, out of memory, a crash or a missing backend, is its row's status.
     """
     names, rows, key = records.columns(kind), [], records.key(bench, kind)
-    with machine.claim(bench.device, alone=True) as device:
+    with machine.claim(bench.device, empty=True) as device:
         conditions = Conditions(device)
         for sides in sides_of(device):
             with Sides(sides, conditions) as processes:

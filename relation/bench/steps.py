@@ -19,9 +19,9 @@ from relation import machine
 from relation.bench.rounds import Answers, median_columns, record, synchronize
 from relation.errors import InputError, RunError
 from relation.jobs import Bench, Side
-from relation.nn import Execution
+from relation.nn import Decoder, Execution
 from relation.train.step import UpdateStep, build_optimizer
-from relation.variants import backends_of
+from relation.variants import backend_names
 
 # The first update of a process compiles, the second captures CUDA graphs.
 _LEAST_WARM_UPDATES = 2
@@ -36,7 +36,7 @@ def updates(bench: Bench, side: Side, device: torch.device, tokens: Path | None 
     Raises RunError for a loss that is not finite.
     """
     on_gpu = device.type == "cuda"
-    model = Execution(**side.backends, compiled=bench.compile).decoder(side.model, device)
+    model = Decoder(side.model, Execution(**side.backends, compiled=bench.compile), device=device)
     options = dict(bench.optimizer)
     rate, clip = options["learning_rate"], options.pop("gradient_clip")
     adamw = build_optimizer(model, **options)
@@ -132,7 +132,7 @@ def measure(bench: Bench, out: Path, data: Path | None = None) -> None:
         rates = [per_update / seconds for seconds in answers.samples.get(measure, [])]
         return {
             **asdict(side),
-            "backend": backends_of(side.model, side.backends),
+            "backend": backend_names(side.model, side.backends),
             **median_columns("tokens_per_second", rates),
             "samples": rates,
             "measured_updates": len(rates) * bench.measured_updates,

@@ -102,6 +102,15 @@ def frozen_count(call: Callable[..., Tensor], context: int) -> Callable[..., Ten
     return frozen
 
 
+def without_count(call: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A backend of Full Relation without its correction: with lambda at 0."""
+
+    def removed(p1, p2, info, lam, tau, **options):
+        return call(p1, p2, info, torch.zeros_like(lam), tau, **options)
+
+    return removed
+
+
 def length_rows(model: Decoder, windows: Tensor, context: int) -> Iterator[dict]:
     """Rows of the kind `lengths` without their key: mean NLL by quarters of the context.
 
@@ -110,14 +119,7 @@ def length_rows(model: Decoder, windows: Tensor, context: int) -> Iterator[dict]
     mixers = [block.mixer for block in model.blocks]
     calls = {m: m.call for m in mixers if isinstance(getattr(m, "lam", None), nn.Parameter)}
     found = {"whole": token_nll(model, windows, context)}
-    changes = {
-        "frozen": partial(frozen_count, context=context),
-        "removed": lambda call: (
-            lambda p1, p2, info, lam, *rest, **options: call(
-                p1, p2, info, torch.zeros_like(lam), *rest, **options
-            )
-        ),
-    }
+    changes = {"frozen": partial(frozen_count, context=context), "removed": without_count}
     for reading, change in changes.items() if calls else ():
         for mixer, call in calls.items():
             mixer.call = change(call)
@@ -134,7 +136,9 @@ def length_rows(model: Decoder, windows: Tensor, context: int) -> Iterator[dict]
             yield row | {"nll": part.mean().item()}
 
 
-def measure(run: Run, data: Path, checkpoint: Path, out: Path, section: Length) -> None:
+def measure(
+    run: Run, data: Path, checkpoint: Path, out: Path, section: Length, runs_per_gpu: int = 1
+) -> None:
     """Measure a run's checkpoint on long windows and write lengths.parquet into `out`.
 
     data: the run's prepared corpus. The model runs by the run's backends and in its precision; a
@@ -142,7 +146,10 @@ def measure(run: Run, data: Path, checkpoint: Path, out: Path, section: Length) 
     """
     if records.empty_if_diverged(checkpoint, out, "lengths"):
         return
-    with claim(run.device) as device, Progress(f"length {run.name}", 1, "models") as progress:
+    with (
+        claim(run.device, runs_per_gpu) as device,
+        Progress(f"length {run.name}", 1, "models") as progress,
+    ):
         model = load_model(checkpoint, device, Execution(**run.backends)).eval()
         tokens, end = open_tokens(data, "validation"), end_of_text_id(data)
         given = (run.context, section.contexts, section.windows)

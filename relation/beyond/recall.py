@@ -26,9 +26,8 @@ from relation.data.windows import IGNORED
 from relation.jobs import Recall
 from relation.machine import Progress, claim, describe, to_device
 from relation.nn import Decoder, Execution
-from relation.train.run import check_all_learn
-from relation.train.step import UpdateStep, autocast, build_optimizer, wsd
-from relation.variants import ModelConfig, parameters
+from relation.train.step import UpdateStep, autocast, build_optimizer, check_all_learn, wsd
+from relation.variants import ModelConfig, parameter_count
 
 FILLER = 0
 # What the stream of uniform numbers is keyed by, beside a seed where there is one.
@@ -149,7 +148,7 @@ def _trainer(
     Trainings share one model, with its compiled code and CUDA graphs. Raises InputError where the
     device cannot run a backend, RunError where a parameter never learns.
     """
-    model = Execution(**recall.backends, compiled=recall.compile).decoder(config, device)
+    model = Decoder(config, Execution(**recall.backends, compiled=recall.compile), device=device)
     options = dict(recall.optimizer)
     clip = options.pop("gradient_clip")
     optimizer = build_optimizer(model, 0.0, **options)
@@ -193,7 +192,7 @@ def rows_of(recall: Recall, device: torch.device, progress: Progress) -> Iterato
             "status": "PASS",
             "reason": None,
             "width": width,
-            "parameters": parameters(model.config),
+            "parameters": parameter_count(model.config),
             "learning_rate": rate,
             "seed": seed,
             "validation_accuracy": accuracy,
@@ -219,10 +218,10 @@ def rows_of(recall: Recall, device: torch.device, progress: Progress) -> Iterato
             torch.compiler.reset()
 
 
-def run(recall: Recall, out: Path) -> None:
+def run(recall: Recall, out: Path, runs_per_gpu: int = 1) -> None:
     """Train a specification's models and write the record `out`. Raises as `_trainer` does."""
     total = len(recall.models) * (len(recall.learning_rates) + len(recall.seeds) - 1)
-    with claim(recall.device) as device:
+    with claim(recall.device, runs_per_gpu) as device:
         with Progress(f"recall {recall.mixer}", total, "trainings") as progress:
             rows = list(rows_of(recall, device, progress))
         known = records.key(recall, "recall") | records.origin(recall.hash, describe(device))

@@ -206,7 +206,7 @@ def _hub(stream: dict, split: str) -> Iterator[str]:
         yield row[column]
 
 
-def streams(data: Data, split: str) -> list[Iterator[str]]:
+def document_streams(data: Data, split: str) -> list[Iterator[str]]:
     """The documents of a split, one iterator a stream of the corpus."""
     by_hash = data.validation_modulus is not None
     if data.path is None:
@@ -231,7 +231,7 @@ def streams(data: Data, split: str) -> list[Iterator[str]]:
 
 def _sample(data: Data) -> Iterator[str]:
     """Training documents for the tokenizer, the streams in turn, up to the character limit."""
-    rounds = zip_longest(*streams(data, "train"))  # None where a stream has ended
+    rounds = zip_longest(*document_streams(data, "train"))  # None where a stream has ended
     characters = 0
     for text in filter(None, chain.from_iterable(rounds)):
         yield text
@@ -265,14 +265,14 @@ def _check_size(data: Data, split: str, sizes: Iterable[int]) -> None:
     )
 
 
-def check(data: Data) -> None:
+def check_texts(data: Data) -> None:
     """Raise InputError where local texts are missing or have fewer bytes than tokens are needed.
 
     Fast: it reads no further than it must, and trains no tokenizer. `prepare` counts the tokens.
     """
     for split in SPLITS if data.path is not None else ():
         # A token is a byte at least; end-of-text is one more.
-        _check_size(data, split, (len(t.encode()) + 1 for t in streams(data, split)[0]))
+        _check_size(data, split, (len(t.encode()) + 1 for t in document_streams(data, split)[0]))
 
 
 def prepare(data: Data, folder: Path) -> None:
@@ -299,7 +299,7 @@ def prepare(data: Data, folder: Path) -> None:
             limit = data.train_tokens if split == "train" else data.validation_tokens
             path, label = work / f"{split}.bin", f"{data.name} {split}"
             with path.open("wb") as file:
-                counts = encode(tokenizer, streams(data, split), limit, file, label)
+                counts = encode(tokenizer, document_streams(data, split), limit, file, label)
                 os.fsync(file.fileno())
             _check_size(data, split, [counts["tokens"]])
             entropy = unigram_entropy(np.memmap(path, TOKEN_TYPE, mode="r"))

@@ -168,14 +168,15 @@ def first_windows(tokens: np.ndarray, length: int, count: int) -> np.ndarray:
 Mask = Callable[["Tensor"], "Documents | None"]
 
 
-def document_mask(reading: str | None, data: Path) -> Mask:
-    """The mask of a run's `document_mask`: a token sees the tokens of its own document alone.
+def document_mask(option: str | None, data: Path) -> Mask:
+    """The mask of a run's option `document_mask`, "documents" or None for no mask.
 
-    A document begins with the end-of-text before it: its first token is predicted from end-of-text
-    alone, as generation starts a document, and no target is predicted from another document. A
-    window begins a document too. The mask waits for a GPU once.
+    With it a token sees the tokens of its own document alone. A document begins with the
+    end-of-text before it: its first token is predicted from end-of-text alone, as generation starts
+    a document, and no target is predicted from another document. A window begins a document too.
+    The mask waits for a GPU once.
     """
-    if reading is None:
+    if option is None:
         return lambda inputs: None
     from relation.data.tokenizer import end_of_text_id
     from relation.kernels.documents import Documents
@@ -185,15 +186,14 @@ def document_mask(reading: str | None, data: Path) -> Mask:
 
 
 def bounded_mask(
-    reading: str | None, data: Path, windows: TrainingWindows, updates: Sequence[Update], micro: int
+    option: str | None, data: Path, windows: TrainingWindows, updates: Sequence[Update], micro: int
 ) -> "Callable[[Tensor, Tensor], Documents] | None":
-    """The documents of a training micro-batch, inputs and targets (B, T), of which a CUDA graph
-    can hold the computation; None for no mask.
+    """`document_mask` of training micro-batches, inputs and targets (B, T); None for no mask.
 
-    Bounded by the most documents of any micro-batch of these updates, so that every process and
-    every start builds the same graph; reads the split once.
+    A CUDA graph can hold it: the bound of its documents is the most that any micro-batch of these
+    updates has, so that every process and every start builds the same graph. Reads the split once.
     """
-    if reading is None:
+    if option is None:
         return None
     from relation.data.tokenizer import end_of_text_id
     from relation.kernels.documents import Documents

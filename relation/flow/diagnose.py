@@ -65,7 +65,7 @@ def _note(layer: Layer, found: dict[str, list[dict]]) -> None:
         found["maps"].append(at | row | {"codes": encode(flow).tobytes()})
 
 
-def diagnose(run: Run, data: Path, checkpoint: Path, out: Path) -> None:
+def diagnose(run: Run, data: Path, checkpoint: Path, out: Path, runs_per_gpu: int = 1) -> None:
     """Diagnose a run's checkpoint and write flow, curves and maps.parquet into `out`.
 
     data: the run's prepared corpus, of whose validation split the first windows are read. Computes
@@ -73,7 +73,7 @@ def diagnose(run: Run, data: Path, checkpoint: Path, out: Path) -> None:
     """
     if records.empty_if_diverged(checkpoint, out, "flow", "curves", "maps"):
         return
-    with claim(run.device) as device:
+    with claim(run.device, runs_per_gpu) as device:
         model = load_model(checkpoint, device).eval()
         lengths = (run.flow_length, run.rank_length)
         validation = open_tokens(data, "validation")

@@ -98,21 +98,25 @@ def relation_mask(**options: Any) -> Tensor | None:
     sees, text, window = (options.get(n) for n in ("mask_function", "attention_mask", "local_size"))
     offset, n, device = (options[name] for name in ("q_offset", "q_length", "device"))
     traced = is_compiling()
+
+    # Where documents cannot say what is seen, transformers' own mask does.
     is_first = n > 1 and not (traced and isinstance(offset, Tensor)) and offset == 0
     if not is_first or options.get("use_vmap") or not (window is None or window > n):
         return sdpa_mask(**options)
     is_causal = options.get("allow_is_causal_skip", True)
     if is_causal and text is None:
         return None
+
+    # Which tokens start a document, (B, T), and whether any row is no sequence of documents.
     row = torch.arange(options["batch_size"], device=device)[:, None]
     place = torch.arange(n, device=device)
-    # A token that does not see its neighbour starts a document.
+    # One that does not see its neighbour starts a document.
     first = ~sees(row, 0, place, (place - 1).clamp(min=0)).expand(len(row), n)
     wrong = first.new_zeros(()) if is_causal else sees(row, 0, place[:-1], place[1:]).any()
     if text is not None:
         text = text[:, :n]  # a static cache goes on past the prompt
         before = F.pad(text[:, :-1], (1, 0))
-        first = first | ~text | ~before
+        first = first | ~text | ~before  # padding: a document a token
         wrong = wrong | ((text & ~before).sum(1) > 1).any()
     if traced:
         torch._assert_async(~wrong, "padding interrupts a row's text, or tokens see later ones")

@@ -1,7 +1,7 @@
 """The paper's decoder as models of transformers: configuration, models and their cache."""
 
-import inspect
 from dataclasses import MISSING, fields, replace
+from inspect import Parameter, Signature
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from transformers.utils import can_return_tuple
 from relation.errors import InputError
 from relation.kernels.documents import Documents
 from relation.nn import Decoder, DecodeState
+from relation.nn.model import places_of
 from relation.variants import FULL, ModelConfig
 
 # A model of 10M parameters: transformers makes a configuration without arguments to compare with.
@@ -57,10 +58,11 @@ class RelationConfig(PretrainedConfig):
         layers = options.get("num_hidden_layers")
         if layers is not None and options.get("layout") is None:
             options["layout"] = FULL * layers
-        others = {own: other for other, own in self.attribute_map.items()}
+        theirs = {name: their for their, name in self.attribute_map.items()}
         for name, default in _FIELDS.items():
-            setattr(self, name, options.pop(name, options.pop(others.get(name, ""), default)))
-        if "transformers_version" not in options:
+            given = options.pop(theirs.get(name, ""), default)  # by transformers' name for it
+            setattr(self, name, options.pop(name, given))
+        if "transformers_version" not in options:  # which files have
             known = {*dir(self), *vars(PretrainedConfig()), *vars(GenerationConfig())}
             if unknown := sorted(options.keys() - known - {"attn_implementation"}):
                 raise InputError(
@@ -68,7 +70,7 @@ class RelationConfig(PretrainedConfig):
                     f"{', '.join(_FIELDS)}"
                 )
         super().__init__(**options)
-        self.model()
+        self.model()  # refuses what is no model
 
     @classmethod
     def of(cls, config: ModelConfig, **options) -> "RelationConfig":
@@ -103,11 +105,10 @@ class RelationConfig(PretrainedConfig):
 
 
 # The arguments by name, as help and editors show them.
-_KINDS = inspect.Parameter
-RelationConfig.__init__.__signature__ = inspect.Signature([
-    _KINDS("self", _KINDS.POSITIONAL_ONLY),
-    *(_KINDS(name, _KINDS.KEYWORD_ONLY, default=value) for name, value in _FIELDS.items()),
-    _KINDS("options", _KINDS.VAR_KEYWORD),
+RelationConfig.__init__.__signature__ = Signature([
+    Parameter("self", Parameter.POSITIONAL_ONLY),
+    *(Parameter(name, Parameter.KEYWORD_ONLY, default=value) for name, value in _FIELDS.items()),
+    Parameter("options", Parameter.VAR_KEYWORD),
 ])  # fmt: skip
 
 
@@ -224,7 +225,7 @@ class RelationModel(RelationPreTrainedModel):
         decoder = self.decoder
         if not (self.gradient_checkpointing and self.training):
             return decoder.states(tokens, documents)
-        x, rope = decoder.embed(tokens), decoder.text_tables(tokens, documents)
+        x, rope = decoder.embed(tokens), decoder.rope_tables(places_of(tokens, documents))
         for block in decoder.blocks:
             x = self._gradient_checkpointing_func(block, x, rope, None, documents)
         return decoder.norm(x)

@@ -3,7 +3,8 @@
 from importlib import import_module
 
 from relation.nn.cache import DecodeState
-from relation.nn.model import Decoder, Execution
+from relation.nn.model import Decoder
+from relation.ops.backends import Execution
 from relation.variants import ModelConfig
 
 __all__ = ["DecodeState", "Decoder", "Execution", "FullRelation", "LinearRelation", "ModelConfig"]

@@ -54,13 +54,13 @@ class Cache:
         unequal = self.lengths is not None and self.length > 0
         return block + (self.lengths[:, None] if unequal else self.length)
 
-    def _take(self, tokens: int) -> None:
+    def _count(self, tokens: int) -> None:
         """Count a block of so many tokens a row; `begin` counted those of an unequal prompt."""
         if self.lengths is not None and self.length:
             self.lengths = self.lengths + tokens
         self.length += tokens
 
-    def settle(self, lengths: Sequence[int]) -> None:
+    def set_lengths(self, lengths: Sequence[int]) -> None:
         """Take over how many tokens each row has read, where a GPU counted them."""
         self.length = max(lengths)
         unequal = len(set(lengths)) > 1
@@ -106,7 +106,7 @@ class HistoryCache(Cache):
         shape, dtype or device than the history's.
         """
         blocks, n = (first, second), first.shape[2]
-        end = self.length + n
+        end = self.length + n  # of the longest row
         for block in blocks if self.tensors else ():
             held = self.tensors[0]
             fits = (*held.shape[:2], n, held.shape[3])
@@ -122,10 +122,10 @@ class HistoryCache(Cache):
         for buffer, block in zip(self.tensors, blocks, strict=True):
             if places.ndim == 1:
                 buffer[:, :, self.length : end] = block
-            else:
+            else:  # (B, n): as (B, tokens, H, D), of which row b's tokens go to its own places
                 rows = torch.arange(len(places), device=first.device)[:, None]
                 buffer.transpose(1, 2)[rows, places] = block.transpose(1, 2)
-        self._take(n)
+        self._count(n)
         return self.states
 
     def reserve(self, tokens: int, blocks: tuple[Tensor, ...] = ()) -> None:
@@ -156,7 +156,7 @@ class LinearState(Cache):
     def replace(self, state: Tensor, tokens: int) -> None:
         """Keep C of `tokens` more tokens in place of the one before."""
         self.tensors = (state,)
-        self._take(tokens)
+        self._count(tokens)
 
 
 class DecodeState:
@@ -212,10 +212,10 @@ class DecodeState:
                 layer.begin(counts)
         return counts
 
-    def settle(self, lengths: Sequence[int]) -> None:
-        """`Cache.settle` of every layer."""
+    def set_lengths(self, lengths: Sequence[int]) -> None:
+        """`Cache.set_lengths` of every layer."""
         for layer in self.layers:
-            layer.settle(lengths)
+            layer.set_lengths(lengths)
 
     def reorder(self, rows: Tensor) -> None:
         """`Cache.reorder` of every layer."""

@@ -15,12 +15,14 @@ bear the paper's numbers. A mixer computes them in this order, the middle ones b
     F, Y = F I  flow, transport    Eq. 3    relation.ops.full
     g, C, Y     Linear Relation    Eq. 14-16, LinearRelationMixer and relation.ops.linear
     Y W_O       output             Eq. 4    Mixer.output
+
+A norm gives its readers a `Normed`: the states over their root mean square, and the scale that each
+projection multiplies into its weight instead of into every token's states (`relation.nn.norms`).
 """
 
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -33,7 +35,7 @@ from relation.kernels.documents import Documents
 from relation.nn.cache import Cache, DecodeState, HistoryCache, LinearState
 from relation.nn.norms import HeadRMSNorm, Normed, RMSNorm
 from relation.ops.attention import check_documents
-from relation.ops.backends import Automatic, around
+from relation.ops.backends import Execution
 from relation.ops.rope import apply_rope, rope_angles
 from relation.variants import CALIBRATED, FULL, LINEAR, MHA, MIXERS, ModelConfig
 
@@ -41,47 +43,16 @@ RopeTables = tuple[Tensor, Tensor]
 Call = Callable[..., Tensor]
 
 
-@dataclass(frozen=True)
-class Execution:
-    """Backends by operator, names of `relation.ops.BACKENDS`; None takes the fastest that runs.
-
-    They never change what is computed. compiled: the model will be traced by torch.compile, which
-    then steps around the backends that are marked eager.
-    """
-
-    mha: str | None = None
-    full: str | None = None
-    linear: str | None = None
-    calibrated: str | None = None
-    compiled: bool = False
-
-    def calls(self, config: ModelConfig, device: torch.device | None = None) -> dict[str, Call]:
-        """The function of each operator that the model uses.
-
-        Raises InputError for an unknown backend or, given a device, for one it cannot run.
-        """
-        names = {MIXERS[letter]: getattr(self, MIXERS[letter]) for letter in config.layout}
-        return {
-            operator: Automatic(operator, self.compiled)
-            if name is None
-            else around(ops.get_backend(operator, name, device), self.compiled)
-            for operator, name in names.items()
-        }
-
-    def decoder(self, config: ModelConfig, device: torch.device) -> "Decoder":
-        """A model on a device. Raises InputError where that cannot run a backend of the model."""
-        self.calls(config, device)
-        return Decoder(config, self).to(device)
-
-
 class Mixer(nn.Module):
     """Shared by all mixers: two rotated coordinates, one transported state, an output projection.
 
     `w1`, `w2`, `wi` are Q, K, V in MHA and W_1, W_2, W_I in Relation, so that paired models share
-    names, and with them initial values. call: the operator's function.
+    names, and with them initial values. What a model lacks is None: `wi` of Raw-X, `norm1` and
+    `norm2` without QK-norm, `wg` without an output gate, `theta` where heads are not mixed. call:
+    the operator's function.
     """
 
-    relates = False  # whether Givens angles mix the heads of information, as in Relation (Eq. 4)
+    mixes_heads = False  # whether Givens angles mix heads of information, as in Relation (Eq. 4)
 
     def __init__(self, config: ModelConfig, layer_index: int, call: Call):
         super().__init__()
@@ -90,21 +61,16 @@ class Mixer(nn.Module):
         d, shared = config.d_model, config.shared_heads * config.head_dim
         self.w1 = nn.Linear(d, d, bias=False)
         self.w2 = nn.Linear(d, shared, bias=False)
-        self.projects = not config.raw_information
-        if self.projects:
-            self.wi = nn.Linear(d, shared, bias=False)
+        self.wi = None if config.raw_information else nn.Linear(d, shared, bias=False)
         self.wo = nn.Linear(d, d, bias=False)
-        self.normalises, self.gated = config.qk_norm, config.output_gate
-        if self.normalises:
-            self.norm1 = HeadRMSNorm(self.head_dim, config.norm_eps)
-            self.norm2 = HeadRMSNorm(self.head_dim, config.norm_eps)
-        if self.gated:
-            self.wg = nn.Linear(d, d, bias=False)
-        self.mixes = self.relates and config.givens
-        if self.mixes:
-            # The parity alone: torch.compile compiles a layer's code anew for every other constant.
-            self.pairing = layer_index % 2
+        self.norm1 = HeadRMSNorm(self.head_dim, config.norm_eps) if config.qk_norm else None
+        self.norm2 = HeadRMSNorm(self.head_dim, config.norm_eps) if config.qk_norm else None
+        self.wg = nn.Linear(d, d, bias=False) if config.output_gate else None
+        self.theta = None
+        if self.mixes_heads and config.givens:
             self.theta = nn.Parameter(torch.zeros(config.shared_heads // 2))
+        # The parity alone: torch.compile compiles a layer's code anew for every other constant.
+        self.pairing = layer_index % 2
 
     def split(self, x: Tensor) -> Tensor:
         """(B, T, H d_h) to (B, H, T, d_h); H is fewer where heads share."""
@@ -116,7 +82,7 @@ class Mixer(nn.Module):
         With QK-norm each head is normalised before it is rotated.
         """
         p1, p2 = self.split(x.through(self.w1)), self.split(x.through(self.w2))
-        if self.normalises:
+        if self.norm1 is not None:
             p1, p2 = self.norm1(p1), self.norm2(p2)
         return apply_rope(p1, *rope), apply_rope(p2, *rope)
 
@@ -125,12 +91,12 @@ class Mixer(nn.Module):
 
         (B, H, T, d_h), or fewer heads; V in MHA. It is not rotated by RoPE.
         """
-        if self.mixes and self.projects and x.folds(self.wi):
+        if self.wi is not None and self.theta is not None and x.folds(self.wi):
             # Mixing acts on heads and so commutes with the projection of a token: the rows of W_I
             # are mixed, d x d numbers, instead of the states of every token.
             return self.split(x.project(self.mixed_wi()))
-        info = self.split(x.through(self.wi) if self.projects else x.scaled())
-        return ops.givens_mix(info, self.theta, self.pairing) if self.mixes else info
+        info = self.split(x.scaled() if self.wi is None else x.through(self.wi))
+        return info if self.theta is None else ops.givens_mix(info, self.theta, self.pairing)
 
     def mixed_wi(self) -> Tensor:
         """W_I with mixed rows, (H d_h, d)."""
@@ -139,17 +105,22 @@ class Mixer(nn.Module):
 
     def output(self, y: Tensor, x: Normed) -> Tensor:
         """Concat_h(Y) W_O (Eq. 4): y (B, H, T, d_h) to (B, T, d), gated where the model is."""
-        y = y.transpose(1, 2).flatten(2)
-        if self.gated:
+        y = y.transpose(1, 2).flatten(2)  # (B, T, H d_h)
+        if self.wg is not None:
             y = y * torch.sigmoid(x.through(self.wg))
         return self.wo(y)
 
 
 class HistoryMixer(Mixer):
-    """A mixer with a flow F from token to token, Y = F I (Eq. 3)."""
+    """A mixer with a flow F from token to token, Y = F I (Eq. 3).
 
-    operators: tuple[Call, Call]  # the forms of the definition that decode, and that give F
-    options: dict[str, bool]  # of every call
+    step, flow_of: the definition's forms that decode new tokens, and that give F; options: of every
+    call.
+    """
+
+    step: Call
+    flow_of: Call
+    options: dict[str, bool]
 
     def arguments(self, p1: Tensor) -> tuple:
         """What follows I in a call."""
@@ -170,13 +141,13 @@ class HistoryMixer(Mixer):
         p1, p2 = self.coordinates(x, rope)
         # Under autocast the projections are BF16 and scaled X is FP32: Raw-X transports BF16 too.
         info = self.information(x).to(p1.dtype)
-        decodes = cache is not None and cache.length > 0
         given = self.arguments(p1)
-        history = None if cache is None else cache.append(p2, info)
+        decodes = cache is not None and cache.length > 0
+        if cache is not None:
+            history = cache.append(p2, info)  # two of (B, H, all tokens read, d_h)
         if decodes:
-            step = self.operators[0]
             visible = cache.visible(p1.shape[2])
-            y = step(p1, *history, *given, **self.options, visible=visible)
+            y = self.step(p1, *history, *given, **self.options, visible=visible)
         else:
             y = self.call(p1, p2, info, *given, **self.options, documents=documents)
         return self.output(y, x)
@@ -184,20 +155,23 @@ class HistoryMixer(Mixer):
     def flow(self, x: Normed, rope: RopeTables, documents: Documents | None = None) -> Tensor:
         """The layer's F (B, H, T, T), FP32 (Eq. 3)."""
         p1, p2 = self.coordinates(x, rope)
+        # Exchange-only has the same flow; it leaves out the diagonal when it transports.
         options = {k: v for k, v in self.options.items() if k != "transport_self"}
-        return self.operators[1](p1, p2, *self.arguments(p1), **options, documents=documents)
+        return self.flow_of(p1, p2, *self.arguments(p1), **options, documents=documents)
 
     def transport(self, x: Normed, flow: Tensor) -> Tensor:
         """The mixer's output by the definition, from the flow of the same x."""
         if not self.options.get("transport_self", True):
             flow = flow.tril(-1)
-        return self.output(flow @ ops.for_heads(self.information(x), self.heads), x)
+        info = ops.for_heads(self.information(x), self.heads)  # (B, H, T, d_h)
+        return self.output(flow.to(info.dtype) @ info, x)
 
 
 class AttentionMixer(HistoryMixer):
     """Multi-head attention with RoPE on Q and K."""
 
-    operators = ops.attention_step, ops.causal_flow
+    step = staticmethod(ops.attention_step)
+    flow_of = staticmethod(ops.causal_flow)
 
     def __init__(self, config: ModelConfig, layer_index: int, call: Call):
         super().__init__(config, layer_index, call)
@@ -210,8 +184,9 @@ class FullRelationMixer(HistoryMixer):
     R_ij = SiLU(U_ij) - lambda log i for j < i and R_ii = sigmoid(U_ii / tau) (Eq. 2).
     """
 
-    relates = True
-    operators = ops.full_relation_step, ops.full_flow
+    mixes_heads = True
+    step = staticmethod(ops.full_relation_step)
+    flow_of = staticmethod(ops.full_flow)
 
     def __init__(self, config: ModelConfig, layer_index: int, call: Call):
         super().__init__(config, layer_index, call)
@@ -231,8 +206,9 @@ class CalibratedMixer(FullRelationMixer):
     R_ij = U_ij - lambda log i for j < i, R_ii = sigmoid(U_ii / tau); heads are not mixed.
     """
 
-    relates = False
-    operators = partial(ops.full_relation_step, silu=False), partial(ops.full_flow, silu=False)
+    mixes_heads = False
+    step = staticmethod(partial(ops.full_relation_step, silu=False))
+    flow_of = staticmethod(partial(ops.full_flow, silu=False))
 
 
 class LinearRelationMixer(Mixer):
@@ -243,7 +219,7 @@ class LinearRelationMixer(Mixer):
     one pair, d -> d_h -> d, and has A_log a head.) A_log, dt_bias, g and C are FP32 at least.
     """
 
-    relates = True
+    mixes_heads = True
 
     def __init__(self, config: ModelConfig, layer_index: int, call: Call):
         super().__init__(config, layer_index, call)
@@ -272,9 +248,13 @@ class LinearRelationMixer(Mixer):
         cache: LinearState | None = None,
         documents: Documents | None = None,
     ) -> Tensor:
+        """X (B, T, d) to Y W_O (B, T, d); while decoding, the cache's C becomes that of the last x.
+
+        With documents, each begins with C = 0, and RoPE's tables are those of places in them.
+        """
         p1, p2 = self.coordinates(x, rope)
         g, tokens = self.log_retention(x), x.states.shape[1]
-        C = cache.tensors[0] if cache is not None and cache.tensors else None
+        C = cache.tensors[0] if cache is not None and cache.tensors else None  # (B, H, d_h, d_h)
         padding = None if cache is None else cache.padding(tokens)
         if padding is not None:
             # Padding neither forgets nor writes, so that the state is that of the row's last token.
@@ -324,7 +304,7 @@ class Block(nn.Module):
         cache: Cache | None = None,
         documents: Documents | None = None,
     ) -> Tensor:
-        x = x + self.mixer(self.mixer_norm(x), rope, cache, documents)
+        x = x + self.mixer(self.mixer_norm(x), rope, cache, documents)  # X + Y W_O, Eq. 3 and 4
         return x + self.ffn(self.ffn_norm(x))
 
 
@@ -333,22 +313,30 @@ class Decoder(nn.Module):
 
     config: the model; execution: the backends that run its operators. Parameters are FP32. seed: of
     the initial weights, as `initialise` draws them; None leaves them to a caller who loads weights.
-    Raises InputError for an unknown backend.
+    device: where its parameters lie; None: where PyTorch makes tensors. Raises InputError for an
+    unknown backend, and for one that `device` cannot run.
     """
 
     def __init__(
-        self, config: ModelConfig, execution: Execution | None = None, seed: int | None = 0
+        self,
+        config: ModelConfig,
+        execution: Execution | None = None,
+        seed: int | None = 0,
+        device: torch.device | None = None,
     ):
         super().__init__()
         self.config = config
-        calls = (execution or Execution()).calls(config)
+        calls = (execution or Execution()).calls(config, device)
         # Not PyTorch's own draw, which on the meta device imports its compiler.
         weight = torch.zeros(config.vocab_size, config.d_model)
         self.embedding = nn.Embedding(config.vocab_size, config.d_model, _weight=weight)
         self.blocks = nn.ModuleList(Block(config, i, calls) for i in range(config.layers))
+        # PyTorch's own, which multiplies by its scale: the tied embedding reads it, as it is.
         self.norm = nn.RMSNorm(config.d_model, eps=config.norm_eps)
         if seed is not None and not weight.is_meta:
             self.initialise(seed)
+        if device is not None:
+            self.to(device)
 
     def forward(self, tokens: Tensor, documents: Documents | None = None) -> Tensor:
         """Logits (B, T, V) of tokens (B, T), int64 or int32; documents see themselves alone.
@@ -370,7 +358,8 @@ class Decoder(nn.Module):
         if state is not None:
             state.check(self.config.layout)
             caches = state.layers
-        rope = self.text_tables(tokens, documents, state)
+        # (T, d_h) each, or (B, T, d_h) where rows stand at places of their own
+        rope = self.rope_tables(places_of(tokens, documents, state))
         for block, cache in zip(self.blocks, caches, strict=True):
             x = block(x, rope, cache, documents)
         return self.norm(x)
@@ -378,7 +367,7 @@ class Decoder(nn.Module):
     def embed(self, tokens: Tensor) -> Tensor:
         """What the first block reads, (B, T, d), of tokens (B, T)."""
         check_tokens(tokens, len(self.embedding.weight))
-        x = self.embedding(tokens)
+        x = self.embedding(tokens)  # (B, T, d)
         multiplier = self.config.embedding_multiplier
         return x if multiplier is None else x * multiplier
 
@@ -389,12 +378,6 @@ class Decoder(nn.Module):
     def rope_tables(self, places: Tensor) -> RopeTables:
         """Cosine and sine, (..., d_h), of places (...) in a text; shared by all layers."""
         return rope_angles(places, self.config.head_dim, self.config.rope_base)
-
-    def text_tables(
-        self, tokens: Tensor, documents: Documents | None, state: DecodeState | None = None
-    ) -> RopeTables:
-        """`rope_tables` of tokens (B, T): (T, d_h), or (B, T, d_h) where rows stand unequally."""
-        return self.rope_tables(places_of(tokens, documents, state))
 
     def decode_state(self, capacity: int = 256) -> DecodeState:
         """An empty state to decode from; memory for `capacity` tokens is taken at the first."""
@@ -438,7 +421,7 @@ class Decoder(nn.Module):
                 "flow to diagnose"
             )
         x = self.embed(tokens)
-        rope = self.text_tables(tokens, documents)
+        rope = self.rope_tables(places_of(tokens, documents))
         for block in self.blocks:
             normed = block.mixer_norm(x)
             flow = block.mixer.flow(normed, rope, documents)
@@ -454,29 +437,35 @@ class Decoder(nn.Module):
         So the weights that paired variants share start equal, whatever else a variant adds. Those
         that transformers has loaded keep their values.
         """
-        config, prefix = self.config, f"{key}/" if key else ""
         for name, parameter in self.named_parameters():
-            if getattr(parameter, "_is_hf_initialized", False):
-                continue
-            last, shape = name.rpartition(".")[2], parameter.shape
-            if last in ("a_log", "dt_bias"):
-                generator = _generator(seed, prefix + name.replace("mixer.", ""))
-                uniform = torch.rand(shape, generator=generator, device="cpu")
-                parameter.copy_(retention_start(last, uniform))
-            elif len(shape) < 2:  # lambda, angles, and the gains of norms
-                parameter.fill_({"lam": config.lambda_init, "theta": 0.0}.get(last, 1.0))
-            else:  # a matrix (out, in), one a head, or the embedding (V, d)
-                generator, embedding = _generator(seed, prefix + name), name == "embedding.weight"
-                if config.linear_init == "torch" and not embedding:
-                    values = 2 * torch.rand(shape, generator=generator, device="cpu") - 1
-                    scale = shape[1] ** -0.5
-                else:
-                    values = torch.randn(shape, generator=generator, device="cpu")
-                    own = embedding and config.embedding_std is not None
-                    scale = config.embedding_std if own else config.init_std
-                if config.scale_residual_init and name.endswith((".wo.weight", ".down.weight")):
-                    scale /= (2 * config.layers) ** 0.5
-                parameter.copy_(values * scale)
+            if not getattr(parameter, "_is_hf_initialized", False):
+                parameter.copy_(_initial_values(self.config, name, parameter, seed, key))
+
+
+def _initial_values(
+    config: ModelConfig, name: str, parameter: Tensor, seed: int, key: str
+) -> Tensor:
+    """What one parameter starts at, in its shape; name: in a `Decoder`."""
+    last, shape = name.rpartition(".")[2], parameter.shape
+    if last in ("a_log", "dt_bias"):
+        # Keyed without `mixer.`, as they were named when the first runs were made.
+        generator = _generator(seed, key, name.replace("mixer.", ""))
+        return retention_start(last, torch.rand(shape, generator=generator, device="cpu"))
+    if len(shape) < 2:  # lambda, angles, and the gains of norms
+        return torch.full_like(parameter, {"lam": config.lambda_init, "theta": 0.0}.get(last, 1.0))
+    # A matrix (out, in), one a head (H, out, in), or the embedding (V, d).
+    generator, is_embedding = _generator(seed, key, name), name == "embedding.weight"
+    if config.linear_init == "torch" and not is_embedding:
+        values = 2 * torch.rand(shape, generator=generator, device="cpu") - 1
+        scale = shape[1] ** -0.5
+    else:
+        values = torch.randn(shape, generator=generator, device="cpu")
+        scale = config.init_std
+        if is_embedding and config.embedding_std is not None:
+            scale = config.embedding_std
+    if config.scale_residual_init and name.endswith((".wo.weight", ".down.weight")):
+        scale /= (2 * config.layers) ** 0.5
+    return values * scale
 
 
 def retention_start(name: str, uniform: Tensor) -> Tensor:
@@ -492,8 +481,9 @@ def retention_start(name: str, uniform: Tensor) -> Tensor:
     return dt + torch.log(-torch.expm1(-dt))
 
 
-def _generator(seed: int, name: str) -> torch.Generator:
-    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+def _generator(seed: int, key: str, name: str) -> torch.Generator:
+    keyed = f"{seed}/{key}/{name}" if key else f"{seed}/{name}"
+    digest = hashlib.sha256(keyed.encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
 
 
@@ -504,7 +494,7 @@ def places_of(
 
     Raises InputError for documents of other tokens, or with a cache, whose rows are one text each.
     """
-    check_documents(documents, x[:, None])
+    check_documents(documents, x[:, None])  # which reads B and T of (B, H, T, D)
     if documents is not None and cache is not None:
         raise InputError("decoding takes no documents; give them or a cache, not both")
     if documents is not None:

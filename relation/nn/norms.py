@@ -13,10 +13,11 @@ from relation.kernels.checks import projection_dtype
 
 
 class Normed(NamedTuple):
-    """States (B, T, d) over their root mean square, and the scale (d,) that readers still owe.
+    """States (B, T, d) over their root mean square, and the scale (d,) that is still to multiply.
 
-    A projection takes the scale into its weight: d x d products in place of B x T x d, and the
-    scale's gradient is a sum over a weight. A training step saves a pass over the states a norm.
+    A projection takes the scale into its weight W (n, d), as (states * scale) W^T is
+    states (W * scale)^T: n x d products in place of B x T x d, and the scale's gradient is a sum
+    over a weight. A training step saves a pass over the states a norm.
     """
 
     states: Tensor
@@ -27,7 +28,7 @@ class Normed(NamedTuple):
         return self.states if self.scale is None else self.states * self.scale
 
     def folds(self, linear: nn.Module) -> bool:
-        """Whether a projection's weight should take what else would be done to its states.
+        """Whether a projection's weight should take in what would else be done to its states.
 
         Not where calling the module does more than multiply (LoRA, quantised weights, hooks), nor
         while decoding, where the states are fewer than the weight's numbers.

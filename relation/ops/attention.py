@@ -75,6 +75,19 @@ def causal_attention(
     return shared_matmul(flow.to(v.dtype), v)
 
 
+def attention_step(
+    q: Tensor, k: Tensor, v: Tensor, *, null: bool = False, visible: Tensor | None = None
+) -> Tensor:
+    """Causal attention of n new tokens: the last n rows of `causal_attention`.
+
+    q: (B, H, n, D) of the new tokens; k, v: (B, H or a divisor of it, T, D) of all tokens, the new
+    ones last. visible: what each of them sees, bool (n, T) or (B, 1, n, T); None: all up to itself.
+    """
+    visible = check_step("q", q, visible, k=k, v=v)
+    flow = softmax(scores(q, k).masked_fill(~visible, -torch.inf), null)
+    return shared_matmul(flow.to(v.dtype), v)
+
+
 def fused_attention(
     q: Tensor,
     k: Tensor,
@@ -122,19 +135,6 @@ def _rows_on_cpu(q: Tensor, k: Tensor, v: Tensor, documents: Documents) -> Tenso
     kernel = SDPBackend.FLASH_ATTENTION
     parts = [fused_attention(*document, kernel=kernel) for document in zip(*rows, strict=True)]
     return torch.cat(parts, dim=2)[0].transpose(0, 1)
-
-
-def attention_step(
-    q: Tensor, k: Tensor, v: Tensor, *, null: bool = False, visible: Tensor | None = None
-) -> Tensor:
-    """Causal attention of n new tokens: the last n rows of `causal_attention`.
-
-    q: (B, H, n, D) of the new tokens; k, v: (B, H or a divisor of it, T, D) of all tokens, the new
-    ones last. visible: what each of them sees, bool (n, T) or (B, 1, n, T); None: all up to itself.
-    """
-    visible = check_step("q", q, visible, k=k, v=v)
-    flow = softmax(scores(q, k).masked_fill(~visible, -torch.inf), null)
-    return shared_matmul(flow.to(v.dtype), v)
 
 
 def check_step(name: str, block: Tensor, visible: Tensor | None, **history: Tensor) -> Tensor:

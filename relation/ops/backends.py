@@ -20,6 +20,7 @@ from relation.ops.flex import flex_relation
 from relation.ops.full import full_relation
 from relation.ops.linear import chunked_linear_relation, linear_relation
 from relation.ops.tiled import tiled_relation
+from relation.variants import MIXERS, ModelConfig
 
 
 @dataclass(frozen=True)
@@ -27,19 +28,23 @@ class Backend:
     """One implementation of one operator.
 
     eager: it stays outside torch.compile: the reference is measured as it is written, and loops
-    over tokens or tiles would be unrolled into graphs of thousands of nodes. kernel: what runs it,
-    a key of `_why_not`; None: plain PyTorch.
+    over tokens or tiles would be unrolled into graphs of thousands of nodes. why_not: of a device,
+    the reason why the kernel behind `call` cannot run there, or None.
     """
 
     call: Callable[..., Tensor]
     eager: bool = False
-    kernel: str | None = None
+    why_not: Callable[[torch.device], str | None] = lambda device: None
 
     def why_unavailable(self, device: torch.device) -> str | None:
         """The reason why it cannot run on `device`, or None where it can."""
         if device.type == "cuda" and not torch.cuda.is_available():
             return "PyTorch finds no usable CUDA device"
-        return self.kernel and _why_not(self.kernel, device)
+        return self.why_not(device)
+
+    def function(self, compiled: bool) -> Callable[..., Tensor]:
+        """What a model calls; where that is compiled, torch.compile steps around eager ones."""
+        return torch.compiler.disable(self.call) if compiled and self.eager else self.call
 
 
 def _is_older(device: torch.device, major: int) -> bool:
@@ -47,61 +52,67 @@ def _is_older(device: torch.device, major: int) -> bool:
     return torch.version.hip is None and torch.cuda.get_device_capability(device)[0] < major
 
 
-def _why_not(kernel: str, device: torch.device) -> str | None:
-    """Why a kernel, Triton's ("ours") or one of PyTorch's, cannot run on `device`, or None."""
-    if kernel == "ours":
-        return why_unavailable(device)
-    cuda = device.type == "cuda"
-    if kernel == "flash":
-        if device.type not in ("cpu", "cuda"):
-            return f"PyTorch has FlashAttention for CPUs and CUDA GPUs, and this device is {device}"
-        if cuda and not torch.backends.cuda.is_flash_attention_available():
-            return "this PyTorch was built without FlashAttention"
-        return (
-            "FlashAttention needs compute capability 8.0" if cuda and _is_older(device, 8) else None
-        )
-    if not cuda:
-        return f"it needs a CUDA device, and this one is {device}"
-    if kernel == "flex" and importlib.util.find_spec("triton") is None:
-        return "FlexAttention needs Triton; install triton"
-    if kernel == "flex" and _is_older(device, 7):
-        return "FlexAttention needs compute capability 7.0"
-    if kernel == "cudnn" and not torch.backends.cudnn.is_available():
+def _why_no_flash_attention(device: torch.device) -> str | None:
+    if device.type not in ("cpu", "cuda"):
+        return f"PyTorch has FlashAttention for CPUs and CUDA GPUs, and this device is {device}"
+    if device.type == "cpu":
+        return None
+    if not torch.backends.cuda.is_flash_attention_available():
+        return "this PyTorch was built without FlashAttention"
+    return "FlashAttention needs compute capability 8.0" if _is_older(device, 8) else None
+
+
+def _why_no_cuda(device: torch.device) -> str | None:
+    return None if device.type == "cuda" else f"it needs a CUDA device, and this one is {device}"
+
+
+def _why_no_cudnn(device: torch.device) -> str | None:
+    if device.type == "cuda" and not torch.backends.cudnn.is_available():
         return "this PyTorch was built without cuDNN"
-    return None
+    return _why_no_cuda(device)
+
+
+def _why_no_flex_attention(device: torch.device) -> str | None:
+    if device.type == "cuda" and importlib.util.find_spec("triton") is None:
+        return "FlexAttention needs Triton; install triton"
+    if device.type == "cuda" and _is_older(device, 7):
+        return "FlexAttention needs compute capability 7.0"
+    return _why_no_cuda(device)
 
 
 # torch.compile takes the answers as they are at trace time.
-_is_older._dynamo_marked_constant = _why_not._dynamo_marked_constant = True
+for _asked in (_is_older, _why_no_flash_attention, _why_no_flex_attention):
+    _asked._dynamo_marked_constant = True
 
 
-_SDPA = {
-    "flash": SDPBackend.FLASH_ATTENTION,
-    "cudnn": SDPBackend.CUDNN_ATTENTION,
-    "efficient": SDPBackend.EFFICIENT_ATTENTION,
-}
+def _sdpa(kernel: SDPBackend, why_not: Callable[[torch.device], str | None]) -> Backend:
+    return Backend(partial(fused_attention, kernel=kernel), why_not=why_not)
+
+
 # "calibrated" is Full Relation with attention's logits as Exchange; FlashRelation has SiLU alone.
 BACKENDS: dict[str, dict[str, Backend]] = {
     "mha": {
         "reference": Backend(causal_attention, eager=True),
-        **{n: Backend(partial(fused_attention, kernel=k), kernel=n) for n, k in _SDPA.items()},
+        "flash": _sdpa(SDPBackend.FLASH_ATTENTION, _why_no_flash_attention),
+        "cudnn": _sdpa(SDPBackend.CUDNN_ATTENTION, _why_no_cudnn),
+        "efficient": _sdpa(SDPBackend.EFFICIENT_ATTENTION, _why_no_cuda),
     },
     "full": {
         "reference": Backend(full_relation, eager=True),
         "materialised": Backend(full_relation),  # the same, compiled where the model is
         "tiled": Backend(tiled_relation, eager=True),
-        "flex": Backend(flex_relation, kernel="flex"),
-        "flash": Backend(flash_relation, kernel="ours"),
+        "flex": Backend(flex_relation, why_not=_why_no_flex_attention),
+        "flash": Backend(flash_relation, why_not=why_unavailable),
     },
     "calibrated": {
         "reference": Backend(partial(full_relation, silu=False), eager=True),
         "tiled": Backend(partial(tiled_relation, silu=False), eager=True),
-        "flex": Backend(partial(flex_relation, silu=False), kernel="flex"),
+        "flex": Backend(partial(flex_relation, silu=False), why_not=_why_no_flex_attention),
     },
     "linear": {
         "recurrent": Backend(linear_relation, eager=True),
         "chunked": Backend(chunked_linear_relation, eager=True),
-        "flash": Backend(fused_linear_relation, kernel="ours"),
+        "flash": Backend(fused_linear_relation, why_not=why_unavailable),
     },
 }
 
@@ -134,7 +145,7 @@ def default_backend(operator: str, x: Tensor, documents: bool = False, null: boo
         x.is_cuda and x.dtype == torch.bfloat16 and _is_older(x.device, 8)
     )
     if operator == "mha":
-        flashes = not _why_not("flash", x.device) and not (documents and null)
+        flashes = _why_no_flash_attention(x.device) is None and not (documents and null)
         if flashes and (not x.is_cuda or (narrow and width <= 256)):
             return "flash"
         # PyTorch's memory-efficient kernel reads rows in pieces of 16 bytes.
@@ -145,7 +156,7 @@ def default_backend(operator: str, x: Tensor, documents: bool = False, null: boo
         return "flash"
     if operator == "linear":
         return "chunked"
-    flexes = not lacks and width >= NARROWEST and _why_not("flex", x.device) is None
+    flexes = not lacks and width >= NARROWEST and _why_no_flex_attention(x.device) is None
     return "flex" if flexes else "tiled"
 
 
@@ -162,7 +173,7 @@ def _warn(operator: str, name: str, dtype: torch.dtype, width: int, device: torc
 
 
 def _say(*choice) -> None:
-    """`_warn`, also where torch.compile traces."""
+    """`_warn`, also where torch.compile traces: it takes no cached function as a constant."""
     _warn(*choice)
 
 
@@ -184,10 +195,36 @@ class Automatic:
         name = default_backend(self.operator, first, documents is not None, null)
         if first.is_cuda and name != _BEST[self.operator]:
             _say(self.operator, name, first.dtype, first.shape[3], first.device)
-        call = around(BACKENDS[self.operator][name], self.compiled)
+        call = BACKENDS[self.operator][name].function(self.compiled)
         return call(first, *inputs, documents=documents, **options)
 
 
-def around(backend: Backend, compiled: bool) -> Callable[..., Tensor]:
-    """A backend's function; where the model is compiled, the compiler steps around eager ones."""
-    return torch.compiler.disable(backend.call) if compiled and backend.eager else backend.call
+@dataclass(frozen=True)
+class Execution:
+    """Backends by operator, names of `relation.ops.BACKENDS`; None takes the fastest that runs.
+
+    They never change what is computed. compiled: the model will be traced by torch.compile, which
+    then steps around the backends that are marked eager.
+    """
+
+    mha: str | None = None
+    full: str | None = None
+    linear: str | None = None
+    calibrated: str | None = None
+    compiled: bool = False
+
+    def calls(
+        self, config: ModelConfig, device: torch.device | None = None
+    ) -> dict[str, Callable[..., Tensor]]:
+        """The function of each operator that the model uses.
+
+        Raises InputError for an unknown backend or, given a device, for one it cannot run.
+        """
+        found: dict[str, Callable[..., Tensor]] = {}
+        for operator in dict.fromkeys(MIXERS[letter] for letter in config.layout):
+            name = getattr(self, operator)
+            if name is None:
+                found[operator] = Automatic(operator, self.compiled)
+            else:
+                found[operator] = get_backend(operator, name, device).function(self.compiled)
+        return found

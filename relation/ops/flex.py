@@ -15,7 +15,7 @@ from torch import Tensor
 from relation.kernels.checks import without_autocast
 from relation.kernels.documents import Documents, token_counts
 from relation.ops.attention import for_heads
-from relation.ops.full import check
+from relation.ops.full import check_relation
 
 _MASKS: "WeakKeyDictionary[Documents, object]" = WeakKeyDictionary()
 
@@ -84,7 +84,7 @@ def flex_relation(
     """
     from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
-    check(lam, tau, documents, p1=p1, p2=p2, info=info)
+    check_relation(lam, tau, documents, p1=p1, p2=p2, info=info)
     wide = torch.promote_types(p1.dtype, torch.float32)
     # Without its compiler FlexAttention materialises the scores.
     call = _compiled() if p1.is_cuda and not torch.compiler.is_compiling() else flex_attention

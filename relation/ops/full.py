@@ -1,7 +1,8 @@
 """Full Relation as the paper writes it: the relation matrix R, its flow F and the transport Y.
 
-This is the definition everything else is held to. It materialises T x T matrices. With `silu=False`
-Exchange is U itself: MHA with Relation's count and Self, the control for Relation's mechanism.
+This is the definition: every other form of Full Relation is tested against it. It materialises
+T x T matrices. With `silu=False` Exchange is U itself: MHA with Relation's count and Self, the
+control for Relation's mechanism.
 """
 
 import torch
@@ -11,16 +12,6 @@ from torch import Tensor
 from relation.kernels.checks import check_device, check_groups, check_lambda, check_tau
 from relation.kernels.documents import Documents, token_counts, unseen
 from relation.ops.attention import check_documents, check_step, scores, shared_matmul
-
-
-def check(lam: Tensor, tau: float, documents: Documents | None, **states: Tensor) -> int:
-    """Raise InputError for arguments that do not fit; returns how many heads of p1 share one."""
-    check_lambda(lam)
-    groups = check_groups(**states)
-    check_device(states["p1"], lam)
-    check_tau(tau)
-    check_documents(documents, states["p1"])
-    return groups
 
 
 def full_flow(
@@ -37,16 +28,17 @@ def full_flow(
     Returns (B, H, T, T), lower triangular, rows summing to 1. BF16 inputs round U to BF16; R and
     the softmax are FP32 (FP64 for FP64 inputs).
     """
-    check(lam, tau, documents, p1=p1, p2=p2)
-    U = scores(p1, p2)  # (B, H, T, T)
-    S = torch.sigmoid(U.diagonal(dim1=-2, dim2=-1) / tau)  # (B, H, T), Self
-    E = F.silu(U) if silu else U  # Exchange
+    check_relation(lam, tau, documents, p1=p1, p2=p2)
+    U = scores(p1, p2)  # U_ij, (B, H, T, T), Eq. 1
+    S = torch.sigmoid(U.diagonal(dim1=-2, dim2=-1) / tau)  # Self S_i, (B, H, T)
+    E = F.silu(U) if silu else U  # Exchange E_ij, (B, H, T, T)
 
-    i = token_counts(documents, p1, U.dtype)
-    R = E - lam.to(U.dtype) * i.log()[..., None]
-    own = torch.eye(p1.shape[2], dtype=torch.bool, device=p1.device)
-    R = torch.where(own, S[..., :, None], R).masked_fill(unseen(documents, p1), -torch.inf)
-    return R.softmax(dim=-1)
+    # R_ij = E_ij - lambda log i for j < i, R_ii = S_i, and -inf for j > i (Eq. 2).
+    i = token_counts(documents, p1, U.dtype)  # (T,), or (B, 1, T) where documents count anew
+    is_self = torch.eye(p1.shape[2], dtype=torch.bool, device=p1.device)
+    R = torch.where(is_self, S[..., :, None], E - lam.to(U.dtype) * i.log()[..., None])
+    R = R.masked_fill(unseen(documents, p1), -torch.inf)
+    return R.softmax(dim=-1)  # Eq. 3
 
 
 def full_relation(
@@ -89,17 +81,31 @@ def full_relation_step(
     new ones last; visible: as `attention_step` takes it. The last token that one sees is itself.
     No more than n x T scores are formed.
     """
-    visible = check_step("p1", p1, visible, p2=p2, info=info)
+    visible = check_step("p1", p1, visible, p2=p2, info=info)  # (n, T) or (B, 1, n, T)
     check_lambda(lam)
     check_device(p1, lam)
     check_tau(tau)
     U = scores(p1, p2)  # (B, H, n, T)
-    # The column j = i of each row, (B, H, n, 1), and i, how many tokens it sees.
+    # i, how many tokens a row sees, and the column of its own token, the last of them; (..., n, 1).
+    i = visible.sum(-1, keepdim=True).to(U.dtype)
     own = visible.shape[-1] - 1 - visible.flip(-1).int().argmax(-1, keepdim=True)
-    own, i = own.expand(*U.shape[:3], 1), visible.sum(-1, keepdim=True)
+    own = own.expand(*U.shape[:3], 1)  # (B, H, n, 1)
     S = torch.sigmoid(U.gather(-1, own) / tau)
-    R = (F.silu(U) if silu else U) - lam.to(U.dtype) * i.to(U.dtype).log()
+    R = (F.silu(U) if silu else U) - lam.to(U.dtype) * i.log()
     flow = R.scatter(-1, own, S).masked_fill(~visible, -torch.inf).softmax(dim=-1)
     if not transport_self:
         flow = flow.scatter(-1, own, 0)
     return shared_matmul(flow.to(info.dtype), info)
+
+
+def check_relation(lam: Tensor, tau: float, documents: Documents | None, **states: Tensor) -> int:
+    """Raise InputError for arguments that do not fit; returns how many heads of p1 share one.
+
+    states: p1 first, then p2 and, where it is given, info.
+    """
+    check_lambda(lam)
+    groups = check_groups(**states)
+    check_device(states["p1"], lam)
+    check_tau(tau)
+    check_documents(documents, states["p1"])
+    return groups

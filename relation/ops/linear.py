@@ -77,9 +77,12 @@ def linear_relation(
     exchange = []
     with without_autocast(p1):
         for t in range(p1.shape[2]):
-            retained = alpha[:, :, t, :, None] * C  # (B, H, D, D)
-            exchange.append((read[:, :, t, None, :] @ retained).squeeze(-2))  # (B, H, D)
+            retained = alpha[:, :, t, :, None] * C  # Diag(alpha_t) C_{t-1}, (B, H, D, D)
+            # Ask Others: E_t = retained^T read_t, (B, H, D).
+            exchange.append((read[:, :, t, None, :] @ retained).squeeze(-2))
+            # Become Others: C_t = retained + write_t I_t^T.
             C = torch.addcmul(retained, write[:, :, t, :, None], information[:, :, t, None, :])
+    # Answer: Y_t = I_t + E_t.
     return (information + torch.stack(exchange, dim=2)).to(info.dtype), C
 
 

@@ -1,7 +1,8 @@
 """FlashRelation in plain PyTorch: Full Relation by tiles, never a T x T matrix.
 
-Forward is the historical Exchange scan of Appendix A.3, with `normalizer` for its l; backward is
-the credit decomposition of Appendix A.1.7, written by hand. It is the CPU's FlashRelation.
+Forward is the historical Exchange scan (Eq. 11 to 13, Appendix A.3), with `normalizer` for its l;
+backward is the credit decomposition of Appendix A.1.7, written by hand. It is the CPU's
+FlashRelation. The kernels compute the same, and kernels/README.md derives what they do otherwise.
 """
 
 import math
@@ -14,7 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from relation.kernels.checks import without_autocast
 from relation.kernels.documents import Documents, token_counts
-from relation.ops.full import check
+from relation.ops.full import check_relation
 
 TILE = 128
 
@@ -46,7 +47,7 @@ def _keep(tile: Tensor, rows: slice, columns: slice, starts: Tensor | None, abse
 def _scan_history(
     p1: Tensor, p2: Tensor, info: Tensor, starts: Tensor | None, silu: bool
 ) -> tuple[Tensor, Tensor]:
-    """Log-normaliser L, (..., T), and mean information zbar, as p1 (Eq. 11).
+    """Log-normaliser L of Exchange, (..., T), and its mean information zbar, as p1 (Eq. 12).
 
     A document's first token has no history: L = -inf and zbar = 0.
     """
@@ -56,8 +57,8 @@ def _scan_history(
         p1_rows = p1[..., rows, :] * scale
         m = p1.new_full(p1_rows.shape[:-1], -torch.inf)
         normalizer, z = torch.zeros_like(m), torch.zeros_like(p1_rows)
-        for columns in before:
-            U = p1_rows @ p2[..., columns, :].transpose(-1, -2)
+        for columns in before:  # m', l' and z' of Eq. 11
+            U = p1_rows @ p2[..., columns, :].transpose(-1, -2)  # (..., rows, columns)
             E = _keep(F.silu(U) if silu else U, rows, columns, starts, -torch.inf)
             m_new = torch.maximum(m, E.amax(-1))
             # A row without history keeps m = -inf, and -inf - (-inf) is not a number.
@@ -89,8 +90,9 @@ class _TiledRelation(torch.autograd.Function):
         p1_wide, p2_wide, info_wide, lam_wide = (x.to(wide) for x in (p1, p2, info, lam))
         L, zbar = _scan_history(p1_wide, p2_wide, info_wide, starts, silu)
         S = torch.sigmoid((p1_wide * p2_wide).sum(-1) / (tau * math.sqrt(p1.shape[-1])))
-        gap = L - lam_wide * log_i - S
+        gap = L - lam_wide * log_i - S  # A - S
         g, F_ii = _masses(gap)
+        # Eq. 13
         y = g * zbar + F_ii * info_wide if transport_self else g * zbar
         ctx.save_for_backward(p1, p2, info, lam, L, zbar, S, gap, log_i)
         ctx.tau, ctx.transport_self, ctx.silu, ctx.starts = tau, transport_self, silu, starts
@@ -154,7 +156,7 @@ def tiled_relation(
 
     Tiles without a token's document are not formed, nor copies of p2 and info for heads that share.
     """
-    groups = check(lam, tau, documents, p1=p1, p2=p2, info=info)
+    groups = check_relation(lam, tau, documents, p1=p1, p2=p2, info=info)
     wide = torch.promote_types(p1.dtype, torch.float32)
     log_i, starts = token_counts(documents, p1, wide).log(), None
     if documents is not None:

@@ -70,10 +70,11 @@ def load_model(path: Path, device: torch.device, execution: Execution | None = N
         with safe_open(path, framework="pt") as file:
             values = json.loads(file.metadata()["model"])
         values.pop("details", None)
-        model = Decoder(ModelConfig(**values), execution, seed=None)
-        model.load_state_dict(load_file(path))
-    (execution or Execution()).calls(model.config, device)  # refuses what it cannot run
-    return model.to(device)
+        config, weights = ModelConfig(**values), load_file(path)
+    model = Decoder(config, execution, seed=None, device=device)
+    with _readable(path):
+        model.load_state_dict(weights)
+    return model
 
 
 @dataclass

@@ -69,14 +69,15 @@ class World:
             raise
 
     @contextmanager
-    def device(self, kind: str) -> Iterator[torch.device]:
+    def device(self, kind: str, runs_per_gpu: int) -> Iterator[torch.device]:
         """Yield this process's own device of `kind` ("cpu" or "cuda"), and join the others.
 
-        The first process holds the GPUs of all. Raises InputError where there are too few, or fewer
-        micro-batches than processes.
+        runs_per_gpu: how many runs share a GPU with the one process of a run; of several processes
+        each has a whole one, and the first holds the GPUs of all. Raises InputError where there are
+        too few, or fewer micro-batches than processes.
         """
         if self._store is None:
-            with claim(kind) as device:
+            with claim(kind, runs_per_gpu) as device:
                 yield device
             return
         if self.size > self._micro_batches:

@@ -22,8 +22,18 @@ import torch
 from torch import Tensor
 
 from relation import records
-from relation.data import windows as reading
-from relation.data.windows import Mask, OrderHash, TrainingWindows, Update
+from relation.data.windows import (
+    Mask,
+    OrderHash,
+    TrainingWindows,
+    Update,
+    bounded_mask,
+    data_rows,
+    document_mask,
+    first_windows,
+    open_tokens,
+    plan_updates,
+)
 from relation.errors import InputError, RunError
 from relation.machine import Progress, describe, deterministic_algorithms, to_device
 from relation.nn import Decoder, Execution
@@ -31,8 +41,15 @@ from relation.nn.model import shared_weights_hash
 from relation.train import checkpoint
 from relation.train.checkpoint import RunState
 from relation.train.distributed import World, summed_gradients
-from relation.train.step import Readback, UpdateStep, build_optimizer, nll_of, wsd
-from relation.variants import LINEAR, backends_of, parameters
+from relation.train.step import (
+    Readback,
+    UpdateStep,
+    build_optimizer,
+    check_all_learn,
+    nll_of,
+    wsd,
+)
+from relation.variants import LINEAR, backend_names, parameter_count
 
 if TYPE_CHECKING:
     from relation.jobs import Run
@@ -40,19 +57,20 @@ if TYPE_CHECKING:
 _REMEDY = "lower learning_rate, or count it with divergence: record"
 
 
-def train(run: "Run", data: Path, out: Path, resume: Path) -> None:
+def train(run: "Run", data: Path, out: Path, resume: Path, runs_per_gpu: int = 1) -> None:
     """Train a run and write run, losses and probes.parquet and model.safetensors into `out`.
 
     data: its prepared corpus; resume: the folder of resume states, where a killed run's lies until
-    it is done. On a CPU, and on a GPU where the run is deterministic, the result is the same to
-    the last bit however often the run was stopped, if the number of processes stays the same.
+    it is done; runs_per_gpu: how many runs share a GPU. On a CPU, and on a GPU where the run is
+    deterministic, the result is the same to the last bit however often the run was stopped, if the
+    number of processes stays the same.
     """
     world = World(run.name, run.accumulation)
     with (
         world.one_message(),
         deterministic_algorithms(run.deterministic),
         records.held(resume / f"{run.hash}.lock", run.name) if world.leads else nullcontext(),
-        world.device(run.device) as device,
+        world.device(run.device, runs_per_gpu) as device,
     ):
         _train(run, data, out, resume / f"{run.hash}.safetensors", world, device)
 
@@ -62,20 +80,22 @@ def _train(
 ) -> None:
     if world.size > 1 and run.divergence == "record":  # the others would wait for the one that ends
         raise InputError(f"{run.name}: divergence: record takes one process, and {world.size} run")
+
     # Data: the windows of every update, fixed by the seed alone.
-    rows = reading.data_rows(data)
+    rows = data_rows(data)
     hashes = {split: row["sha256"] for split, row in rows.items()}
-    windows = TrainingWindows(reading.open_tokens(data, "train"), run.context, run.seed)
-    validation = reading.open_tokens(data, "validation")
-    updates = reading.plan_updates(run.budget_tokens, run.tokens_per_update, run.context)
+    windows = TrainingWindows(open_tokens(data, "train"), run.context, run.seed)
+    validation = open_tokens(data, "validation")
+    updates = plan_updates(run.budget_tokens, run.tokens_per_update, run.context)
     planned = sum(update.tokens for update in updates)
-    mask = reading.document_mask(run.document_mask, data)
-    documents = reading.bounded_mask(run.document_mask, data, windows, updates, run.micro)
+    mask = document_mask(run.document_mask, data)
+    documents = bounded_mask(run.document_mask, data, windows, updates, run.micro)
 
     # Model and optimiser: weights from the seed, equal in both runs of a pair.
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    model = Execution(**run.backends, compiled=run.compile).decoder(run.model, device)
+    execution = Execution(**run.backends, compiled=run.compile)
+    model = Decoder(run.model, execution, seed=None, device=device)
     model.initialise(run.seed, run.init_key or "")
     init_hash = shared_weights_hash(model)
     decay = (run.weight_decay, run.decay_embedding, run.decay_vectors)
@@ -100,68 +120,60 @@ def _train(
     order = OrderHash(hashes["train"], run.context, state.order_hash or None)
     consumed = sum(update.tokens for update in updates[: state.update])
 
-    with (
-        ThreadPoolExecutor(1) as writer,
-        Progress(run.name, planned, "tokens", consumed)
-        if world.leads
-        else nullcontext() as progress,
-    ):
-        readback = Readback(device)
-        read: deque[np.ndarray] = deque()  # the windows of updates that are not logged yet
-        writing: list[Future] = []  # the last resume state; on a GPU training goes on meanwhile
+    # What the loop calls. A GPU is a few updates behind the host, so that losses come late.
+    readback = Readback(device)
+    launched: deque[np.ndarray] = deque()  # the windows of updates whose loss is not known yet
 
-        def note(readings: Iterator[tuple[list[float], float]]) -> None:
-            """Log finished updates. Raises _DivergedError for a loss or norm not finite."""
-            for (loss, norm), seconds in readings:
-                update = updates[state.update]
-                if not (math.isfinite(loss) and math.isfinite(norm)):
-                    raise _DivergedError(
-                        f"{run.name}: loss {loss} and gradient norm {norm} at update "
-                        f"{update.index + 1}, after {update.index * run.tokens_per_update:,} "
-                        f"tokens (windows {update.first} to {update.first + update.windows - 1} of "
-                        f"seed {run.seed}'s order); {_REMEDY}"
-                    )
-                order.update(read.popleft(), update.tokens)
-                state.update += 1
-                state.losses.append(loss)
-                state.norms.append(norm)
-                state.seconds.append(seconds)
-                if progress:
-                    progress.advance(update.tokens, f"loss {loss:.3f}")
+    def log(readings: Iterator[tuple[list[float], float]]) -> None:
+        """Add finished updates to the state. Raises _DivergedError for one that is not finite."""
+        for (loss, norm), seconds in readings:
+            update = updates[state.update]
+            if not (math.isfinite(loss) and math.isfinite(norm)):
+                raise _DivergedError(
+                    f"{run.name}: loss {loss} and gradient norm {norm} at update "
+                    f"{update.index + 1}, after {update.index * run.tokens_per_update:,} "
+                    f"tokens (windows {update.first} to {update.first + update.windows - 1} of "
+                    f"seed {run.seed}'s order); {_REMEDY}"
+                )
+            order.update(launched.popleft(), update.tokens)
+            state.update += 1
+            state.losses.append(loss)
+            state.norms.append(norm)
+            state.seconds.append(seconds)
+            if progress:
+                progress.advance(update.tokens, f"loss {loss:.3f}")
 
-        def probe(before: int, after: int) -> None:
-            """Probe the model if a part of the budget ended between `before` and `after` tokens."""
-            parts = (run.validations, run.probes)
-            due = [after * n // planned > before * n // planned for n in parts]
-            if world.leads and any(due):
-                note(readback.drain())
-                for row in _probes(run, model, validation, mask, device, *due):
-                    state.probes.append({"update": state.update, "tokens": after, **row})
-                readback.restart()
-
-        def save() -> None:
-            note(readback.drain())
-            state.order_hash = order.value
-            # Broken weights are not saved: the next update's loss stops the run, in all processes.
-            if not _not_finite(model):
-                taken = checkpoint.snapshot(model, optimizer, state, key)
-                written()
-                writing[:] = [writer.submit(checkpoint.write, state_file, *taken)]
-                if device.type == "cpu":  # a thread would only take turns with this one
-                    written()
+    def probe(tokens: int, validates: bool, reads_flow: bool) -> None:
+        """Note what the first process reads off the model after so many tokens."""
+        if world.leads and (validates or reads_flow):
+            log(readback.drain())
+            for row in _probes(run, model, validation, mask, device, validates, reads_flow):
+                state.probes.append({"update": state.update, "tokens": tokens, **row})
             readback.restart()
 
-        def written() -> None:
-            """Return once no state is being written. Raises what writing it raised."""
-            for state_written in writing:
-                state_written.result()
+    def save() -> None:
+        """Write a resume state; on a GPU training goes on meanwhile."""
+        nonlocal writing
+        log(readback.drain())
+        state.order_hash = order.value
+        # Broken weights are not saved: the next update's loss stops the run, in all processes.
+        if not _not_finite(model):
+            taken = checkpoint.snapshot(model, optimizer, state, key)
+            writing.result()  # the state before; raises what writing it raised
+            writing = writer.submit(checkpoint.write, state_file, *taken)
+            if device.type == "cpu":  # a thread would only take turns with this one
+                writing.result()
+        readback.restart()
 
-        # The loop: windows, micro-batches, step, log.
+    # The loop: windows, micro-batches, step, log.
+    diverged = False
+    shown = Progress(run.name, planned, "tokens", consumed) if world.leads else nullcontext()
+    with ThreadPoolExecutor(1) as writer, shown as progress:
+        writing: Future = writer.submit(lambda: None)
         saved_at, saved_tokens = time.monotonic(), consumed
-        diverged = False
         try:
             if state.update == 0:
-                probe(-1, 0)
+                probe(0, validates=True, reads_flow=True)
             for update in updates[state.update :]:
                 before = update.index * run.tokens_per_update
                 after = before + update.tokens
@@ -171,17 +183,18 @@ def _train(
                 ids = windows.window_ids(update.first, update.windows)
                 batches = _batches(run, windows, update, ids, world, device)
                 loss, norm = step(batches, update.tokens, rate)
-                read.append(ids)
-                note(readback.put(loss, norm))
+                launched.append(ids)
+                log(readback.put(loss, norm))
                 if update.index == 0:
                     check_all_learn(model, optimizer, run.name)
-                probe(before, after)
+                due = (_ends_part(before, after, planned, n) for n in (run.validations, run.probes))
+                probe(after, *due)
                 long_ago = time.monotonic() - saved_at > run.checkpoint_seconds
                 enough = run.checkpoint_tokens and after - saved_tokens >= run.checkpoint_tokens
                 if world.leads and (long_ago or enough):
                     save()
                     saved_at, saved_tokens = time.monotonic(), after
-            note(readback.drain())
+            log(readback.drain())
             if broken := _not_finite(model):
                 raise _DivergedError(
                     f"{run.name}: {broken} is not finite after the last update; {_REMEDY}"
@@ -190,7 +203,7 @@ def _train(
             if run.divergence == "fail":
                 raise
             diverged = True
-        written()
+        writing.result()
 
     # Evaluation and records, by the first process.
     if not world.leads:
@@ -201,10 +214,17 @@ def _train(
         with Progress("validation", len(validation) - 1, "tokens") as progress:
             how = (run.context, run.micro, device, run.precision, mask)
             nll = nll_of(model, validation, *how, progress.advance)
-    measured = {"final_nll": nll, "order_hash": order.value, "peak_memory_gib": peak}
     checkpoint.save_model(model, out / "model.safetensors", {"hash": run.hash})
-    _write(run, out, rows, windows, updates[: state.update], model, state, measured, device)
+    done = updates[: state.update]
+    epochs = (done[-1].first + done[-1].windows) / windows.count if done else 0.0
+    measured = {"final_nll": nll, "order_hash": order.value, "peak_memory_gib": peak}
+    _write(run, out, rows, done, state, device, {**measured, "epochs": epochs})
     state_file.unlink(missing_ok=True)
+
+
+def _ends_part(before: int, after: int, total: int, parts: int) -> bool:
+    """Whether one of so many equal parts of `total` ends behind `before` and up to `after`."""
+    return after * parts // total > before * parts // total
 
 
 def _batches(
@@ -250,7 +270,7 @@ def _probes(
         from relation.flow.metrics import read_layers
 
         lengths = (run.flow_length, run.rank_length)
-        sequences = reading.first_windows(validation, run.flow_window, run.probe_sequences)
+        sequences = first_windows(validation, run.flow_window, run.probe_sequences)
         sequences = to_device(sequences[:, : max(lengths)].copy(), device)  # (sequences, T)
         for layer in read_layers(model, sequences, *lengths, mask):
             for found in layer.readings:
@@ -266,14 +286,16 @@ def _write(
     run: "Run",
     out: Path,
     rows: dict[str, dict],
-    windows: TrainingWindows,
     done: list[Update],
-    model: Decoder,
     state: RunState,
-    measured: dict,
     device: torch.device,
+    measured: dict,
 ) -> None:
-    """Write losses, probes and, last, the record of the run itself; done: the trained updates."""
+    """Write losses, probes and, last, the record of the run itself.
+
+    rows: of data.parquet, by split; done: the trained updates; measured: further columns of the
+    record.
+    """
     config, seconds = run.model, sum(state.seconds)
     consumed = np.cumsum([update.tokens for update in done], dtype=np.int64).tolist()
     trained = sum(update.tokens for update in done)
@@ -283,13 +305,12 @@ def _write(
         **{name: getattr(run, name) for name in own},
         **{name: getattr(config, name) for name in ("layout", "d_model", "heads", "d_ff")},
         **measured,
-        "parameters": parameters(config),
+        "parameters": parameter_count(config),
         "vocabulary": config.vocab_size,
         "corpus": run.data.title,
         "corpus_fingerprint": rows["train"]["fingerprint"],
         "trained_tokens": trained,
         "updates": len(done),
-        "epochs": (done[-1].first + done[-1].windows) / windows.count if done else 0.0,
         "validation_tokens": rows["validation"]["tokens"] - 1,
         "validation_characters": rows["validation"]["characters"],
         "unigram_entropy": rows["validation"]["unigram_entropy"],
@@ -298,7 +319,7 @@ def _write(
         "tokens_per_second": trained / seconds if done else None,
         "median_tokens_per_second": median(rates) if done else None,
         "processes": state.processes[0] if len(state.processes) == 1 else None,
-        "backend": backends_of(config, run.backends),
+        "backend": backend_names(config, run.backends),
         "specification": json.dumps(run.specification(), sort_keys=True),
         "former_hash": None,
     }
@@ -317,21 +338,3 @@ class _DivergedError(RunError):
 def _not_finite(model: torch.nn.Module) -> str | None:
     """The first parameter that holds what is no number."""
     return next((n for n, p in model.named_parameters() if not p.isfinite().all()), None)
-
-
-def check_all_learn(model: torch.nn.Module, optimizer: torch.optim.Adam, run: str) -> None:
-    """Raise RunError where a parameter has had gradients of zero alone.
-
-    Every parameter gets a non-zero gradient in update 1. A compiler bug can drop one silently, and
-    the run would still finish.
-    """
-    moments = [optimizer.state[p]["exp_avg"] for p in model.parameters()]
-    learned = torch.stack([moment.any() for moment in moments]).tolist()
-    names = [name for name, _ in model.named_parameters()]
-    idle = [name for name, learns in zip(names, learned, strict=True) if not learns]
-    if idle:
-        raise RunError(
-            f"{run}: the gradient of {', '.join(idle)} is zero, so this PyTorch "
-            f"({torch.__version__}) differentiates the model wrongly; use the pinned version, or "
-            "`compile: false` in config.yaml where the campaign compiles"
-        )

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from relation import kernels
 from relation.data.windows import IGNORED, Mask, validation_batches
+from relation.errors import RunError
 from relation.kernels.checks import projection_dtype
 from relation.kernels.documents import Documents
 from relation.machine import to_device
@@ -25,6 +26,83 @@ from relation.nn import Decoder
 
 _WARM_PASSES = 2
 _UPDATES_LATE = 3  # a GPU is given the next updates before the first of these is waited for
+
+
+class UpdateStep:
+    """Runs updates of one model on one device.
+
+    With `compile`, the loss is compiled once for the shape of a micro-batch, for this step alone,
+    and on a GPU later updates replay it as CUDA graphs: every micro-batch then has that shape.
+    `documents(inputs, targets)`, where given, says which documents a micro-batch has, which the
+    model keeps apart; it must not wait for the device. `reduce(loss)`, where given, is called once
+    an update, after the last backward pass and before clipping: data-parallel training sums the
+    gradients and the loss over its processes there.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        device: torch.device,
+        precision: str,
+        compile: bool,
+        gradient_clip: float,
+        documents: Callable[[Tensor, Tensor], Documents] | None = None,
+        reduce: Callable[[Tensor], None] | None = None,
+    ):
+        self.reduce, self.documents = reduce, documents
+        self.model, self.optimizer, self.device = model, optimizer, device
+        self.precision, self.gradient_clip = precision, gradient_clip
+        self._loss = torch.compile(_with_own_code(summed_nll)) if compile else summed_nll
+        # The first update compiles, the second captures the compiled pass, later ones replay it.
+        self._captures, self._compiled = compile and device.type == "cuda", False
+        self._captured: _CapturedPass | None = None
+
+    def __call__(
+        self, batches: Iterable[tuple[Tensor, Tensor]], tokens: int, learning_rate: float
+    ) -> tuple[Tensor, Tensor]:
+        """One update over micro-batches of (B, T) int64 inputs and targets.
+
+        The gradient is the mean over the update's `tokens`. Returns the mean loss (nat/token) and
+        the gradient's L2 norm before clipping, both scalars on the device.
+        """
+        total = torch.zeros((), device=self.device)
+        # On a GPU a tensor, as graphs hold it: PyTorch divides by a number in other bits.
+        on_gpu = self.device.type == "cuda"
+        divisor = torch.full((), float(tokens), device=self.device) if on_gpu else tokens
+        for number, (inputs, targets) in enumerate(batches):  # (B, T) each
+            inputs, targets = inputs.to(self.device), targets.to(self.device)
+            if self._compiled and self._captured is None:
+                parameters = list(self.model.parameters())
+                self._captured = _CapturedPass(self._pass, parameters, inputs, targets)
+            if self._captured is None:
+                total += self._pass(inputs, targets, divisor)
+            else:
+                total += self._captured(inputs, targets, tokens, first=number == 0)
+        # A process of several may have had no micro-batch.
+        self._compiled = self._captures and any(p.grad is not None for p in self.model.parameters())
+        if self.reduce is not None:
+            self.reduce(total)
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.gradient_clip)
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return total, norm
+
+    def _pass(self, inputs: Tensor, targets: Tensor, tokens: int | Tensor) -> Tensor:
+        """Add a micro-batch's share of the gradient to `.grad`; returns its share of the loss."""
+        documents = None if self.documents is None else self.documents(inputs, targets)
+        with autocast(self.device, self.precision):
+            loss = self._loss(self.model, inputs, targets, documents) / tokens
+        loss.backward()
+        return loss.detach()
+
+    def uncaptured(self) -> "UpdateStep":
+        """The same update of the same model, compiled as it is, whose kernels the host launches."""
+        launched = copy.copy(self)
+        launched._captures, launched._compiled, launched._captured = False, False, None
+        return launched
 
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:
@@ -44,20 +122,6 @@ def wsd(before: int, after: int, budget: int, warmup: int, plateau: float) -> fl
     return min(rise, fall)
 
 
-class AdamW(torch.optim.AdamW):
-    """PyTorch's AdamW, never traced by torch.compile.
-
-    PyTorch wraps these methods against tracing, and the first call imports torch._dynamo, which
-    takes every process two seconds.
-    """
-
-    step = torch.no_grad()(unwrap(torch.optim.AdamW.step))
-    zero_grad = unwrap(torch.optim.AdamW.zero_grad)
-    add_param_group = unwrap(torch.optim.AdamW.add_param_group)
-    state_dict = unwrap(torch.optim.AdamW.state_dict)
-    load_state_dict = unwrap(torch.optim.AdamW.load_state_dict)
-
-
 def build_optimizer(
     model: nn.Module,
     learning_rate: float,
@@ -66,7 +130,7 @@ def build_optimizer(
     weight_decay: float,
     decay_embedding: bool,
     decay_vectors: bool = False,
-) -> AdamW:
+) -> "AdamW":
     """A fused AdamW over two groups: the parameters that decay, and those that do not.
 
     decay_embedding: whether the tied embedding decays; decay_vectors: whether norms, lambda,
@@ -81,6 +145,38 @@ def build_optimizer(
     groups = [(decayed, weight_decay), (plain, 0.0)]
     groups = [{"params": params, "weight_decay": decay} for params, decay in groups if params]
     return AdamW(groups, lr=learning_rate, betas=tuple(betas), eps=eps, fused=True)
+
+
+class AdamW(torch.optim.AdamW):
+    """PyTorch's AdamW, never traced by torch.compile.
+
+    PyTorch wraps these methods against tracing, and the first call imports torch._dynamo, which
+    takes every process two seconds.
+    """
+
+    step = torch.no_grad()(unwrap(torch.optim.AdamW.step))
+    zero_grad = unwrap(torch.optim.AdamW.zero_grad)
+    add_param_group = unwrap(torch.optim.AdamW.add_param_group)
+    state_dict = unwrap(torch.optim.AdamW.state_dict)
+    load_state_dict = unwrap(torch.optim.AdamW.load_state_dict)
+
+
+def check_all_learn(model: torch.nn.Module, optimizer: torch.optim.Adam, run: str) -> None:
+    """Raise RunError where a parameter has had gradients of zero alone.
+
+    Every parameter gets a non-zero gradient in update 1. A compiler bug can drop one silently, and
+    the run would still finish.
+    """
+    moments = [optimizer.state[p]["exp_avg"] for p in model.parameters()]
+    learned = torch.stack([moment.any() for moment in moments]).tolist()
+    names = [name for name, _ in model.named_parameters()]
+    idle = [name for name, learns in zip(names, learned, strict=True) if not learns]
+    if idle:
+        raise RunError(
+            f"{run}: the gradient of {', '.join(idle)} is zero, so this PyTorch "
+            f"({torch.__version__}) differentiates the model wrongly; use the pinned version, or "
+            "`compile: false` in config.yaml where the campaign compiles"
+        )
 
 
 def summed_nll(
@@ -98,6 +194,33 @@ def summed_nll(
     return F.cross_entropy(
         logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORED, reduction="sum"
     )
+
+
+@torch.no_grad()
+def nll_of(
+    model: Decoder,
+    tokens: np.ndarray,
+    context: int,
+    rows: int,
+    device: torch.device,
+    precision: str,
+    mask: Mask,
+    advance: Callable[[int], None] = lambda tokens: None,
+) -> float:
+    """Mean NLL in nat/token over (N,) ids, each but the first predicted once (Appendix B.2).
+
+    `rows` windows of T = context are evaluated at a time; the sum is taken in FP64. mask: that of
+    the model's training. `advance(n)` is called when n more tokens are done.
+    """
+    model.eval()
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    for batch in validation_batches(tokens, context, rows):
+        inputs, targets = (to_device(part, device) for part in batch)
+        with autocast(device, precision):
+            total += summed_nll(model, inputs, targets, mask(inputs))
+        advance(targets.numel())
+    model.train()
+    return total.item() / (len(tokens) - 1)
 
 
 def _fuses(device: torch.device, vocabulary: int) -> bool:
@@ -138,31 +261,13 @@ class _SummedNLL(torch.autograd.Function):
         return dstates, (dweight * dloss).to(weight_dtype), None, None
 
 
-@torch.no_grad()
-def nll_of(
-    model: Decoder,
-    tokens: np.ndarray,
-    context: int,
-    rows: int,
-    device: torch.device,
-    precision: str,
-    mask: Mask,
-    advance: Callable[[int], None] = lambda tokens: None,
-) -> float:
-    """Mean NLL in nat/token over (N,) ids, each but the first predicted once (Appendix B.2).
+def _with_own_code(function: FunctionType) -> FunctionType:
+    """A copy of a function without closure that shares nothing with it in torch.compile's cache.
 
-    `rows` windows of T = context are evaluated at a time; the sum is taken in FP64. mask: that of
-    the model's training. `advance(n)` is called when n more tokens are done.
+    The cache belongs to the code object: after a graph break, what was compiled for one model can
+    be taken for another.
     """
-    model.eval()
-    total = torch.zeros((), dtype=torch.float64, device=device)
-    for batch in validation_batches(tokens, context, rows):
-        inputs, targets = (to_device(part, device) for part in batch)
-        with autocast(device, precision):
-            total += summed_nll(model, inputs, targets, mask(inputs))
-        advance(targets.numel())
-    model.train()
-    return total.item() / (len(tokens) - 1)
+    return FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
 
 
 class _CapturedPass:
@@ -234,91 +339,6 @@ class _CapturedPass:
             self._add, self._added_loss = self._capture(pool=self._write.pool())
         self._add.replay()
         return self._added_loss
-
-
-def _with_own_code(function: FunctionType) -> FunctionType:
-    """A copy of a function without closure that shares nothing with it in torch.compile's cache.
-
-    The cache belongs to the code object: after a graph break, what was compiled for one model can
-    be taken for another.
-    """
-    return FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
-
-
-class UpdateStep:
-    """Runs updates of one model on one device.
-
-    With `compile`, the loss is compiled once for the shape of a micro-batch, for this step alone,
-    and on a GPU later updates replay it as CUDA graphs: every micro-batch then has that shape.
-    `documents(inputs, targets)`, where given, says which documents a micro-batch has, which the
-    model keeps apart; it must not wait for the device. `reduce(loss)`, where given, is called once
-    an update, after the last backward pass and before clipping: data-parallel training sums the
-    gradients and the loss over its processes there.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        device: torch.device,
-        precision: str,
-        compile: bool,
-        gradient_clip: float,
-        documents: Callable[[Tensor, Tensor], Documents] | None = None,
-        reduce: Callable[[Tensor], None] | None = None,
-    ):
-        self.reduce, self.documents = reduce, documents
-        self.model, self.optimizer, self.device = model, optimizer, device
-        self.precision, self.gradient_clip = precision, gradient_clip
-        self._loss = torch.compile(_with_own_code(summed_nll)) if compile else summed_nll
-        self._captures, self._compiled = compile and device.type == "cuda", False
-        self._captured: _CapturedPass | None = None
-
-    def uncaptured(self) -> "UpdateStep":
-        """The same update of the same model, compiled as it is, whose kernels the host launches."""
-        launched = copy.copy(self)
-        launched._captures, launched._compiled, launched._captured = False, False, None
-        return launched
-
-    def _pass(self, inputs: Tensor, targets: Tensor, tokens: int | Tensor) -> Tensor:
-        """Add a micro-batch's share of the gradient to `.grad`; returns its share of the loss."""
-        documents = None if self.documents is None else self.documents(inputs, targets)
-        with autocast(self.device, self.precision):
-            loss = self._loss(self.model, inputs, targets, documents) / tokens
-        loss.backward()
-        return loss.detach()
-
-    def __call__(
-        self, batches: Iterable[tuple[Tensor, Tensor]], tokens: int, learning_rate: float
-    ) -> tuple[Tensor, Tensor]:
-        """One update over micro-batches of (B, T) int64 inputs and targets.
-
-        The gradient is the mean over the update's `tokens`. Returns the mean loss (nat/token) and
-        the gradient's L2 norm before clipping, both scalars on the device.
-        """
-        total = torch.zeros((), device=self.device)
-        # On a GPU a tensor, as graphs hold it: PyTorch divides by a number in other bits.
-        on_gpu = self.device.type == "cuda"
-        divisor = torch.full((), float(tokens), device=self.device) if on_gpu else tokens
-        for number, (inputs, targets) in enumerate(batches):  # (B, T) each
-            inputs, targets = inputs.to(self.device), targets.to(self.device)
-            if self._compiled and self._captured is None:
-                parameters = list(self.model.parameters())
-                self._captured = _CapturedPass(self._pass, parameters, inputs, targets)
-            if self._captured is None:
-                total += self._pass(inputs, targets, divisor)
-            else:
-                total += self._captured(inputs, targets, tokens, first=number == 0)
-        # A process of several may have had no micro-batch.
-        self._compiled = self._captures and any(p.grad is not None for p in self.model.parameters())
-        if self.reduce is not None:
-            self.reduce(total)
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.gradient_clip)
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        return total, norm
 
 
 class Readback:

@@ -5,10 +5,11 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from relation.variants import PAIRED
 from report import paper, stats
 from report.data import Records, counted, title
 from report.figures import style
-from report.figures.style import COLOUR, NAME, PAIR, drawing, paired, panels
+from report.figures.style import COLOUR, NAME, drawing, paired, panels
 
 FIRST_SEEDS = 3  # of a scale that are drawn one by one; further pairs stand in the figure of pairs
 LATE = 0.25  # a panel shows what comes after this share of the budget
@@ -49,7 +50,7 @@ def loss_curves(runs: pd.DataFrame, records: Records) -> Figure:
     for scale, own, column in columns:
         seeds = sorted(own["seed"].unique())
         for here, seed in zip(column, seeds, strict=False):
-            _pair_losses(here, {v: logs[scale, seed, v] for v in PAIR}, seed, records.window)
+            _pair_losses(here, {v: logs[scale, seed, v] for v in PAIRED}, seed, records.window)
             _passes(here, own[own["seed"] == seed])
         for here in column[len(seeds) :]:
             here.set_axis_off()
@@ -93,7 +94,7 @@ def validation_curves(rows: pd.DataFrame, records: Records) -> Figure:
     labels = ("validation NLL\n(nat/token)", "Relation − MHA\n(nat/token)")
     figure, axes, columns = panels(rows, 4.2, labels, "training tokens", sharex="col")
     for scale, own, (above, below) in columns:
-        looks = {v: own[own["variant"] == v].pivot_table("value", "tokens", "seed") for v in PAIR}
+        looks = {v: own[own["variant"] == v].pivot_table("value", "tokens", "seed") for v in PAIRED}
         late = LATE * own["tokens"].max()
         for variant, curves in looks.items():
             dash = style.DASHES if variant == "full" else "-"  # the two may lie on one another
@@ -120,14 +121,16 @@ def pairs(runs: pd.DataFrame, records: Records) -> Figure:
     figure, _, columns = panels(runs, 2.9, ["final validation NLL (nat/token)"], "")
     for scale, own, (here,) in columns:
         wide = own.pivot_table("final_nll", "seed", "variant")
-        here.plot([0, 1], wide[list(PAIR)].T, color=style.MUTED, linewidth=0.7, alpha=0.6, zorder=2)
-        for place, variant in enumerate(PAIR):
+        here.plot(
+            [0, 1], wide[list(PAIRED)].T, color=style.MUTED, linewidth=0.7, alpha=0.6, zorder=2
+        )
+        for place, variant in enumerate(PAIRED):
             here.plot([place] * len(wide), wide[variant], "o", color=COLOUR[variant], zorder=3)
         found = stats.mean(wide["full"] - wide["mha"])
         ends = "" if np.isnan(found.low) else f"\n95% {found.low:+.4f} to {found.high:+.4f}"
         here.set_title(f"{scale}, {counted(len(wide), 'pair')}: {found.value:+.4f}{ends}")
         here.set_xlim(-0.25, 1.25)
-        here.set_xticks([0, 1], [NAME[v] for v in PAIR])
+        here.set_xticks([0, 1], [NAME[v] for v in PAIRED])
     return figure
 
 

@@ -7,10 +7,11 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from relation.variants import PAIRED
 from report import stats
 from report.data import Records
 from report.figures import style
-from report.figures.style import COLOUR, NAME, PAIR, drawing, paired, panels
+from report.figures.style import COLOUR, NAME, drawing, paired, panels
 
 MAP_LAYERS = 5  # layers a row of the flow maps
 # Maps are stored as bytes on a logarithmic scale: 63 is 1, 62 levels over five decades.
@@ -20,7 +21,7 @@ PERCENT = PercentFormatter(1.0, decimals=0)
 
 def _by_seed(rows: pd.DataFrame, along: str) -> dict[str, pd.DataFrame]:
     """By variant, values with a row a place and a column a seed."""
-    return {v: rows[rows["variant"] == v].pivot_table("value", along, "seed") for v in PAIR}
+    return {v: rows[rows["variant"] == v].pivot_table("value", along, "seed") for v in PAIRED}
 
 
 def _curves(curve: str) -> Callable[[Records], pd.DataFrame]:
@@ -59,7 +60,7 @@ def flow_by_layer(rows: pd.DataFrame, records: Records) -> Figure:
 def flow_maps(rows: pd.DataFrame, records: Records) -> Figure:
     """Flow between blocks of tokens on the first diagnosed sequence, mean over heads. A row shows
     where its tokens draw from and sums to 1; colours are logarithmic from 1/100,000 to 1."""
-    models = [(scale, variant) for scale in style.scales_of(rows) for variant in PAIR]
+    models = [(scale, variant) for scale in style.scales_of(rows) for variant in PAIRED]
     figure, axes = style.grid(len(models), MAP_LAYERS, 1.5 * len(models))
     for axis in axes.flat:
         axis.set_axis_off()
@@ -90,7 +91,7 @@ def spectra(rows: pd.DataFrame, records: Records) -> Figure:
     the others thin."""
     figure, axes, columns = panels(rows, 2.8, ["k-th singular value"], "k", sharey="row")
     for _, own, (here,) in columns:
-        for variant in PAIR:
+        for variant in PAIRED:
             layers = own[own["variant"] == variant].groupby("layer")
             for layer, group in reversed(list(layers)):
                 values = _mean(group)
@@ -105,7 +106,7 @@ def spectra(rows: pd.DataFrame, records: Records) -> Figure:
 def _beyond(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """By variant, the mass beyond each distance from 1 on, a column a seed."""
     found = {}
-    for variant in PAIR:
+    for variant in PAIRED:
         seeds = rows[rows["variant"] == variant].groupby("seed")
         # Mass at each distance, (T,), to the mass beyond it; distance 0 is no history.
         tails = {s: np.append(_mean(own)[::-1].cumsum()[::-1][1:], 0.0) for s, own in seeds}

@@ -3,7 +3,6 @@
 import io
 import math
 import re
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
+from relation.variants import PAIRED
+from report import data
 from report.data import Records
 from report.stats import Estimate
 
@@ -34,7 +35,6 @@ NAME = {
     "full-reference": "Full, materialised",
     "linear": "Linear Relation",
 }
-PAIR = ("mha", "full")
 SHEET = Path(__file__).with_name("page.mplstyle")
 WIDTH, NARROW = 8.4, 4.6  # inches, of the page and of what a telephone shows whole
 DASHES = (0, (4, 3))
@@ -115,13 +115,8 @@ def plot(height: float) -> tuple[Figure, Axes]:
 
 
 def scales_of(rows: pd.DataFrame) -> list[str]:
-    """The scales of a frame, smallest first: 10M, 30M, 100M28pc, 100M; others by name, last."""
-
-    def place(name: str) -> tuple[int, str]:
-        millions = re.match(r"\d+(?=M)", name)
-        return (int(millions[0]) if millions else sys.maxsize, name)
-
-    return sorted(rows["scale"].unique(), key=place)
+    """The scales of a frame, smallest first: 10M, 30M, 100M, 100M28pc; others by name, last."""
+    return sorted(rows["scale"].unique(), key=lambda name: (data.size(name), name))
 
 
 def panels(
@@ -145,7 +140,7 @@ def panels(
 
 def paired(rows: pd.DataFrame, *keys: str) -> pd.DataFrame:
     """The rows of MHA and Relation at scales, and of seeds if `keys` names them, with both."""
-    rows = rows[rows["variant"].isin(PAIR)]
+    rows = rows[rows["variant"].isin(PAIRED)]
     return rows[rows.groupby(["scale", *keys])["variant"].transform("nunique") == 2]
 
 
@@ -233,6 +228,6 @@ def forest(bars: Sequence[Bar], label: str) -> Figure:
 
 def pair_names(axes: Axes) -> None:
     """MHA and Relation in their colours above a panel, at the right of its title."""
-    for variant, left in zip(PAIR, (-44, 0), strict=True):
+    for variant, left in zip(PAIRED, (-44, 0), strict=True):
         look = {"color": COLOUR[variant], "fontsize": 8, "va": "baseline", "ha": "right"}
         beside(axes, (1, 1), NAME[variant], xycoords="axes fraction", xytext=(left, 4), **look)

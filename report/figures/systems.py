@@ -5,6 +5,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
+from report import data
 from report.data import Records
 from report.figures import style
 from report.figures.style import COLOUR, NAME, drawing, grid, panels
@@ -82,35 +83,21 @@ def _curves(here: Axes, rows: pd.DataFrame, by: str, along: str, value: str) -> 
         here.plot(mean.index, mean, "o-", **look)
 
 
-def _lengths(records: Records) -> pd.DataFrame:
-    wide = records.lengths.pivot_table(
-        "nll", ["scale", "variant", "seed", "first"], "reading"
-    ).reindex(columns=["whole", "apart"])
-    return (wide["whole"] - wide["apart"]).rename("more").reset_index().dropna()
-
-
-@drawing("length", "Texts longer than trained", _lengths)
+@drawing("length", "Texts longer than trained", lambda r: data.longer(r.lengths))
 def lengths(rows: pd.DataFrame, records: Records) -> Figure:
     """Validation NLL by position in long windows, less that of the same tokens in windows as long
     as trained; means over seeds."""
     labels = ["NLL less that in trained windows\n(nat/token)"]
     figure, axes, columns = panels(rows, 2.8, labels, "position (tokens)")
     for _, own, (here,) in columns:
-        _curves(here, own[own["first"] > 0], "variant", "first", "more")
+        _curves(here, own[own["first"] > 0], "variant", "first", "value")
         here.axhline(0, color=style.MUTED, linewidth=0.8)
         style.doublings(here, [2**k for k in range(8, 20) if 2**k <= own["first"].max()])
     axes[0, 0].legend()
     return figure
 
 
-def _recalled(records: Records) -> pd.DataFrame:
-    """The share of queries answered, at the learning rate chosen for each width."""
-    rows = records.recall[records.recall["chosen"].fillna(False).astype(bool)]
-    shares = rows.groupby(["mixer", "width", "length", "seed"])[["right", "queries"]].sum()
-    return (shares["right"] / shares["queries"]).rename("share").reset_index()
-
-
-@drawing("recall", "Associative recall", _recalled)
+@drawing("recall", "Associative recall", lambda r: data.recalled(r.recall).reset_index())
 def recall(rows: pd.DataFrame, records: Records) -> Figure:
     """Share of queries answered by two layers of each mixer, at the learning rate chosen for each
     width; means over seeds."""

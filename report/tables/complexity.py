@@ -9,7 +9,7 @@ import pandas as pd
 from relation.variants import VARIANTS
 from report import stats
 from report.table import Cells, cell, table
-from report.tables.systems import conditions, outcome, select
+from report.tables.systems import conditions, outcome
 
 OPERATORS = {
     "mha": "MHA",
@@ -29,33 +29,6 @@ GROWN, FEWEST_POINTS = 5, 3
 WIDEST_INTERVAL = 1.0
 
 
-def fitted_time(rows: pd.DataFrame) -> tuple[stats.Estimate | None, pd.Series, str]:
-    """The power of T fitted to an operator's times, the T that it is fitted to; or None, and why.
-
-    Fitted are times of at least GROWN times that of the smallest T: below that, what does not
-    depend on T, such as launching kernels, is a part of them. No reason where nothing was measured.
-    """
-    passed = rows[rows["seconds"].notna()].sort_values("context")
-    grew = passed["seconds"] / passed["seconds"].iloc[:1].sum()
-    contexts = passed["context"][grew >= GROWN]
-    count = contexts.nunique()
-    if passed.empty:
-        return None, contexts, ""
-    if count < FEWEST_POINTS:
-        why = (
-            f"a power is fitted to {FEWEST_POINTS} contexts or more that take {GROWN} times as "
-            f"long as the smallest; {count} do, and the largest takes {grew.iloc[-1]:.1f} times as "
-            "long"
-        )
-        return None, contexts, why
-    fit = stats.power_fit(contexts.tolist(), passed["seconds"][grew >= GROWN].tolist())
-    if fit.high - fit.low <= WIDEST_INTERVAL:
-        return fit, contexts, ""
-    ends = f"{fit.low:.2f} to {fit.high:.2f}"
-    why = f"the fitted power's 95% interval, {ends}, is wider than {WIDEST_INTERVAL:g}"
-    return None, contexts, why
-
-
 @table("1", "token-mixing-complexity", "Token-mixing complexity", names=NAMES,
        rows={"Fitted powers of T": OPERATORS})  # fmt: skip
 def complexity_table(
@@ -70,7 +43,7 @@ def complexity_table(
     first and the last T. Many rows are the largest batch asked for."""
     powers = []
     for operator in OPERATORS:
-        rows = select(complexity, operator=operator).sort_values("context")
+        rows = complexity.query("operator == @operator").sort_values("context")
         if len(rows):
             powers += _exponents(operator, rows)
             yield from _tokens(operator, rows, decode)
@@ -84,10 +57,10 @@ def complexity_table(
             # Of the first operator that has one; else why the first has none.
             found.sort(key=lambda each: each["status"] != "ok")
             yield from (_in_words(row, column, each) for each in found[:1])
-    for model, own in select(decode, measure="token").groupby("model", sort=False):
+    for model, own in decode.query("measure == 'token'").groupby("model", sort=False):
         yield from _many(f"decode-{model}", own)
     yield from conditions(complexity, precision)
-    failed = select(complexity, status="OOM").sort_values("context")
+    failed = complexity.query("status == 'OOM'").sort_values("context")
     told = [
         f"{OPERATORS[operator]} at T = {', '.join(f'{T:,.0f}' for T in contexts)}"
         for operator, contexts in failed.groupby("operator", sort=False)["context"]
@@ -97,16 +70,35 @@ def complexity_table(
 
 
 def _exponents(operator: str, rows: pd.DataFrame) -> Cells:
-    time, contexts, why = fitted_time(rows)
-    if time is not None:
-        yield cell(operator, "time_exponent", time, of=rows)
-        yield cell(operator, "contexts", text=_range(contexts), of=rows)
-    else:
-        undetermined = {"status": "undetermined", "reason": why}
-        known = undetermined if why else outcome(rows.iloc[0])
-        yield from (
-            cell(operator, name, of=rows, **known) for name in ("time_exponent", "contexts")
+    """Powers of T fitted to an operator's times and to its decode state. rows: by context.
+
+    Fitted are times of at least GROWN times that of the smallest T: below that, what does not
+    depend on T, such as launching kernels, is a part of them.
+    """
+    passed = rows[rows["seconds"].notna()]
+    grew = passed["seconds"] / passed["seconds"].iloc[:1].sum()
+    fitted, known = passed[grew >= GROWN], {}
+    if passed.empty:
+        known = outcome(rows.iloc[0])
+    elif (count := fitted["context"].nunique()) < FEWEST_POINTS:
+        known["reason"] = (
+            f"a power is fitted to {FEWEST_POINTS} contexts or more that take {GROWN} times as "
+            f"long as the smallest; {count} do, and the largest takes {grew.iloc[-1]:.1f} times as "
+            "long"
         )
+    else:
+        time = stats.power_fit(fitted["context"].tolist(), fitted["seconds"].tolist())
+        if time.high - time.low > WIDEST_INTERVAL:
+            ends = f"{time.low:.2f} to {time.high:.2f}"
+            why = f"the fitted power's 95% interval, {ends}, is wider than {WIDEST_INTERVAL:g}"
+            known["reason"] = why
+    if known:
+        known = {"status": "undetermined"} | known
+        for column in ("time_exponent", "contexts"):
+            yield cell(operator, column, of=rows, **known)
+    else:
+        yield cell(operator, "time_exponent", time, of=rows)
+        yield cell(operator, "contexts", text=_range(fitted["context"]), of=rows)
     state = rows[rows["decode_state_bytes"].astype(float) > 0]
     fit = stats.power_fit(state["context"].tolist(), state["decode_state_bytes"].tolist())
     if fit is not None:  # bytes have no noise, and so no interval
@@ -119,7 +111,8 @@ def _tokens(operator: str, rows: pd.DataFrame, decode: pd.DataFrame) -> Cells:
     Of the benchmark `decode`; in a campaign from before there was one, of the complexity's rows.
     """
     if len(decode):
-        rows = select(decode, model=DECODES.get(operator), measure="token", batch=1)
+        rows = decode[decode["model"] == DECODES.get(operator)]
+        rows = rows.query("measure == 'token' and batch == 1")
         rows = rows.assign(decode_seconds=rows["seconds"])
     rows = rows[rows["decode_seconds"].notna()].sort_values("context")
     columns = {"decode_first": rows[:1], "decode_last": rows[-1:]}
@@ -135,7 +128,7 @@ def _tokens(operator: str, rows: pd.DataFrame, decode: pd.DataFrame) -> Cells:
 
 def _many(row: str, own: pd.DataFrame) -> Cells:
     """Tokens of the largest batch of one model at its first and its last context."""
-    rows = select(own, batch=own["batch"].max()).sort_values("context")
+    rows = own[own["batch"] == own["batch"].max()].sort_values("context")
     yield cell(row, "rows", float(rows["batch"].iloc[0]), of=rows)
     for end, at in (("first", rows.iloc[0]), ("last", rows.iloc[-1])):
         for column, field in (("many", "seconds"), ("rate", "tokens_per_second")):

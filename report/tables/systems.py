@@ -16,14 +16,6 @@ ATTENTION_NAMES = {"cudnn": "cuDNN’s attention"}
 RATE = "tokens_per_second"
 
 
-def select(frame: pd.DataFrame, **wanted: object) -> pd.DataFrame:
-    """The rows whose columns equal the values."""
-    kept = pd.Series(True, index=frame.index)
-    for column, value in wanted.items():
-        kept &= frame[column] == value
-    return frame[kept]
-
-
 def outcome(row: Mapping[str, Any]) -> dict[str, Any]:
     """Status and reason of a measurement without a value."""
     told = f"{row['reason']}, on {row['device']}, T = {row['context']:.0f}"
@@ -36,8 +28,8 @@ def of_steps(steps: pd.DataFrame, label: str, row: str = "") -> Cells:
     """The cells of a table's columns that show a field of a benchmark: a row a scale, or `row`."""
     for scale, rows in steps.groupby("scale", sort=False):
         for column in (each for each in columns(label) if each.measured):
-            *side, field = column.measured.split()
-            of = select(rows, benchmark=column.of[0], **dict(zip(["side"], side, strict=False)))
+            side, _, field = column.measured.rpartition(" ")
+            of = rows[(rows["benchmark"] == column.of[0]) & (not side or rows["side"] == side)]
             yield from measured(row or scale, column.column, of, field)
 
 
@@ -125,12 +117,14 @@ def efficient(steps: pd.DataFrame, precision: Sequence[str]) -> Cells:
     rows = steps[steps["benchmark"].isin(["fixed", "matched"])]
     yield from of_steps(rows, "efficient-relation")
     for scale, of_scale in rows.groupby("scale", sort=False):
-        fixed, matched = (select(of_scale, benchmark=name) for name in ("fixed", "matched"))
-        flash, full = select(fixed, side="full"), select(matched, side="full")
-        other = matched[(matched["variant"] == "mha") & (matched["side"] != "mha")].head(1)
-        compiled = select(fixed, side="reference-compiled")
-        yield from ratio(scale, "fixed.speedup", flash, select(fixed, side="reference"))
-        yield from ratio(scale, "matched.ratio", full, select(matched, side="mha"))
+        fixed = of_scale[of_scale["benchmark"] == "fixed"]
+        flash, materialised = fixed.query("side == 'full'"), fixed.query("side == 'reference'")
+        compiled = fixed.query("side == 'reference-compiled'")
+        full = of_scale.query("benchmark == 'matched' and side == 'full'")
+        mha = of_scale.query("benchmark == 'matched' and side == 'mha'")
+        other = of_scale.query("benchmark == 'matched' and variant == 'mha' and side != 'mha'")[:1]
+        yield from ratio(scale, "fixed.speedup", flash, materialised)
+        yield from ratio(scale, "matched.ratio", full, mha)
         yield from ratio(scale, "peers.compiled_ratio", flash, compiled)
         yield from ratio(scale, "peers.other_ratio", full, other)
         yield from measured(scale, "peers.other", other, RATE)
@@ -150,10 +144,10 @@ def production(
     process, the median update of a run, its mean over seeds; FR/FA in pairs of one seed; and the
     share of the benchmark's rate, which includes what is lost where several processes share a run,
     or several runs a GPU."""
-    rows = select(steps, benchmark="matched")
+    rows = steps.query("benchmark == 'matched'")
     yield from of_steps(rows, "app-prod-fr-fa")
     for scale, matched in rows.groupby("scale", sort=False):
-        yield from ratio(scale, "ratio", *(select(matched, side=s) for s in ("full", "mha")))
+        yield from ratio(scale, "ratio", *(matched[matched["side"] == s] for s in ("full", "mha")))
     for (scale, variant), own in models.groupby(["scale", "variant"], sort=False):
         if variant in PAIRED:
             yield cell(scale, f"run_micro_ga.{variant}", text=micro_ga(own.iloc[0]), of=own)
@@ -171,7 +165,7 @@ def run_rates(runs: pd.DataFrame, matched: pd.DataFrame) -> Cells:
     runs = runs.assign(row=runs["scale"], column=runs["variant"], batches=_batches(runs))
     runs["value"] = runs["median_tokens_per_second"] / runs["processes"]
     yield from means(runs.assign(column="run_rate." + runs["variant"]))
-    alone = select(matched, status="PASS").drop_duplicates(["scale", "variant"])
+    alone = matched.query("status == 'PASS'").drop_duplicates(["scale", "variant"])
     alone = alone.assign(batches=_batches(alone))
     shares = runs.merge(alone, on=["scale", "variant"], suffixes=("", "_alone"))
     shares["column"] = "run_share." + shares["variant"]
@@ -197,7 +191,7 @@ def linear_steady(steps: pd.DataFrame, precision: Sequence[str]) -> Cells:
     the time from the first update on, in which compilation weighs more than in a run of thousands.
     It was timed untrained; where training makes retention forget faster, more chunks take slower
     kernels."""
-    rows = select(steps, benchmark="linear-steady")
+    rows = steps.query("benchmark == 'linear-steady'")
     yield from of_steps(rows, "app-linear-steady")
     yield from conditions(rows, precision)
 
@@ -207,7 +201,7 @@ def linear_long(steps: pd.DataFrame, precision: Sequence[str]) -> Cells:
     """Linear Relation against the context T, one window a micro-batch. On a GPU the rate grows
     with T: a short window gives it too little to do at a time. Rates are medians of rounds, timed
     untrained."""
-    rows = select(steps, benchmark="linear-long")
+    rows = steps.query("benchmark == 'linear-long'")
     for context, of_context in rows.groupby("context"):
         row = str(int(context)) if str(int(context)) in LONG else f"+{context:.0f}"
         status = ", ".join(dict.fromkeys(of_context["status"]))

@@ -4,31 +4,22 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
+from training import CPU, small_side, tiny
 
-from relation import plan, records
+from relation import records
 from relation.bench import steps
 from relation.bench.steps import groups_of, updates
 from relation.errors import InputError, RunError
 from relation.jobs import Bench, Side
-from relation.variants import ModelConfig
-
-CPU = torch.device("cpu")
 
 
 def side(variant: str, backend: str, context: int = 16, name: str | None = None, **rest) -> Side:
-    shape = {"d_model": 32, "heads": 2, "d_ff": 48, "vocab_size": 64}
-    model = ModelConfig.for_variant(variant, 4 if variant == "hybrid" else 2, **shape)
-    return Side(
-        side=name or variant, variant=variant, backends={variant: backend}, model=model,
-        context=context, micro=2, accumulation=2, **rest,
-    )  # fmt: skip
+    return small_side(variant, {variant: backend}, context, side=name or variant, **rest)
 
 
 def bench(*sides: Side, rounds: int = 6, **changes) -> Bench:
     """The tiny campaign's first benchmark, of these sides."""
-    tiny = plan.load({"campaign": "tiny"}).benchmarks[0]
-    return replace(tiny, sides=sides, rounds=rounds, **changes)
+    return replace(tiny().benchmarks[0], sides=sides, rounds=rounds, **changes)
 
 
 def measured(spec: Bench, folder, *given):
@@ -51,7 +42,7 @@ def test_updates_are_timed(tmp_path):
 
 
 def test_the_corpus_is_read_where_it_is_given(tmp_path):
-    ids = np.random.default_rng(0).integers(0, 64, 200).astype("<u2")
+    ids = np.random.default_rng(0).integers(0, 61, 200).astype("<u2")
     ids.tofile(tmp_path / "train.bin")
     rows = measured(bench(side("mha", "flash"), rounds=1), tmp_path, tmp_path)
     assert list(rows["tokens"]) == ["corpus"] and np.isnan(rows["tokens_per_second_low"][0])
@@ -71,7 +62,7 @@ def test_contexts_that_fit_together_are_measured_together(tmp_path):
 
 def test_a_loss_that_is_not_finite_is_an_error():
     spec = bench(side("mha", "flash"))
-    spec.optimizer["learning_rate"] = float("inf")
+    spec = replace(spec, optimizer={**spec.optimizer, "learning_rate": float("inf")})
     with pytest.raises(RunError, match="the loss is nan"):
         next(updates(spec, spec.sides[0], CPU))
 

@@ -8,9 +8,9 @@ import pandas as pd
 import pytest
 import torch
 from torch import Tensor
-from training import CPU
+from training import CPU, tiny
 
-from relation import plan, records
+from relation import records
 from relation.beyond import recall
 from relation.beyond.recall import FILLER, Sequences, answer, draw
 from relation.data.windows import IGNORED
@@ -24,9 +24,9 @@ DEVIATIONS = 5.0
 
 def given(mixer: str = "full", layout: str = "FF", width: int = 16, **changes) -> Recall:
     """The tiny campaign's, with another model or other changes."""
-    (tiny,) = plan.load({"campaign": "tiny"}).recall
-    model = replace(tiny.models[0], layout=layout, d_model=width, d_ff=2 * width)
-    return replace(tiny, **{"mixer": mixer, "models": (model,), "tasks": TASKS, **changes})
+    (own,) = tiny().recall
+    model = replace(own.models[0], layout=layout, d_model=width, d_ff=2 * width)
+    return replace(own, **{"mixer": mixer, "models": (model,), "tasks": TASKS, **changes})
 
 
 def recalled(tmp_path: Path, spec: Recall) -> pd.DataFrame:
@@ -136,7 +136,7 @@ def test_a_training_does_not_depend_on_those_before_it(tmp_path: Path) -> None:
 
 def test_a_model_learns_to_recall(tmp_path: Path) -> None:
     """MHA of two layers, which is known to; the share by chance is 1 in 32."""
-    changes = {"tasks": ((16, 2),), "learning_rates": (1e-2,), "seeds": (1,), "sequences": 32}
-    changes |= {"updates": 300, "warmup_updates": 30, "tested": 64}
+    changes = {"tasks": ((16, 2),), "learning_rates": (2e-2,), "seeds": (1,), "sequences": 32}
+    changes |= {"updates": 100, "warmup_updates": 10, "tested": 64}
     rows = recalled(tmp_path, given("mha", "AA", width=32, **changes))
     assert rows["right"].sum() > 0.2 * rows["queries"].sum()

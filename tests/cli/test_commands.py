@@ -1,8 +1,12 @@
 """The commands: what they print, and bad input in one line."""
 
+import errno
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from conftest import ROOT
 
 from relation import plan
 from relation.cli import main
@@ -32,12 +36,13 @@ def said(capsys: pytest.CaptureFixture, *arguments: str, status: int = 0) -> str
     "arguments, line",
     [
         (["trian"], "invalid choice: 'trian'"),
-        (["plan", "--confg", "x"], "unrecognized arguments: --confg"),
+        (["plan", "--conf", "x"], "unrecognized arguments: --conf"),
         (["plan", "campaign=smok"], "did you mean 'smoke'?"),
         (["plan", "--config", "nowhere.yaml"], "no configuration file nowhere.yaml"),
         (["train", "10M/full/42"], "has no run '10M/full/42'; an address is SCALE/VARIATION/"),
         (["prepare", "sample-5"], "has no data 'sample-5'; choose among sample-512, sample-1024"),
         (["generate", RUN, "--prompt", "a", "--tokens", "many"], "invalid int value: 'many'"),
+        (["report", "--published", "seeds=42"], "--published takes no choices"),
         (["recall", "gla"], "campaign smoke has no recall of 'gla'"),
         (["diagnose", RUN], "results/smoke/data/sample-512/data.parquet is missing; run"),
         *(([*job, "--hash", "0123456789abcdef"], "planned was 0123456789abcdef") for job in JOBS),
@@ -45,6 +50,31 @@ def said(capsys: pytest.CaptureFixture, *arguments: str, status: int = 0) -> str
 )
 def test_bad_input_is_refused_in_a_line(capsys, arguments: list[str], line: str) -> None:
     assert line in said(capsys, *arguments, status=2)
+
+
+@pytest.mark.parametrize(
+    "error, status, line",
+    [
+        (KeyboardInterrupt(), 130, "\n"),
+        (ModuleNotFoundError(name="tokenizers"), 2, "error: tokenizers is not installed; "),
+        (OSError(errno.ENOSPC, "No space left", "x.bin"), 2, "error: x.bin: No space left; mend "),
+    ],
+)
+def test_what_ends_a_command_is_one_line(capsys, monkeypatch, error, status, line) -> None:
+    def fail(*_) -> None:
+        raise error
+
+    monkeypatch.setattr("relation.cli.load", fail)
+    assert main(["plan"]) == status
+    told = capsys.readouterr().err
+    assert told.startswith(line) and told.count("\n") == 1
+
+
+def test_a_reader_that_leaves_ends_a_command_quietly() -> None:
+    command, pipe = [sys.executable, "-m", "relation", "config"], subprocess.PIPE
+    process = subprocess.Popen(command, cwd=ROOT, stdout=pipe, stderr=pipe)
+    process.stdout.close()
+    assert process.stderr.read() == b"" and process.wait() == 141
 
 
 def test_a_damaged_record_is_named(capsys, elsewhere: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from conftest import ROOT, refusal
 
 from relation import plan, records
-from relation.variants import ARMS, parameters
+from relation.variants import ARMS, parameter_count
 
 CAMPAIGNS = sorted(path.stem for path in (ROOT / "config").glob("*.yaml"))
 SHIPPED = sorted(
@@ -144,7 +144,7 @@ def test_choices_restrict_runs_and_benchmarks() -> None:
 @pytest.mark.parametrize("scale", ["10M", "30M", "100M", "100M28pc"])
 def test_the_arms_of_the_fair_comparison_have_the_same_count_of_parameters(scale: str) -> None:
     matrix = plan.load({"campaign": "fair"}).matrix
-    counts = [parameters(matrix.model_at(scale, arm)) for arm in ARMS]
+    counts = [parameter_count(matrix.model_at(scale, arm)) for arm in ARMS]
     assert len(counts) == 10 and max(counts) / min(counts) - 1 < 0.002
 
 

@@ -52,22 +52,25 @@ def test_a_seed_fixes_the_text(capsys: pytest.CaptureFixture) -> None:
     assert texts[0] == texts[1] != texts[2]
 
 
-def test_an_exported_run_has_the_records_loss(trained: Path, tmp_path: Path, capsys) -> None:
+def test_a_corpus_of_other_texts_is_refused(tmp_path: Path, capsys) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("A sentence of some words.\n" * 20_000)
+    assert main(["diagnose", RUN, TINY, f"corpus={text}"]) == 2
+    assert "sample-300 holds other texts or settings than" in capsys.readouterr().err
+
+
+def test_an_exported_run_is_the_trained_one(trained: Path, tmp_path: Path, capsys) -> None:
     transformers = pytest.importorskip("transformers")
     folder = tmp_path / "exported"
     assert main(["export", RUN, TINY, "--folder", str(folder)]) == 0
     model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     row = records.read(trained / f"runs/{RUN}/run.parquet", "runs").iloc[0]
-    tokens = (trained / "data/sample-300/validation.bin").read_bytes()
-    ids, total = torch.frombuffer(bytearray(tokens), dtype=torch.uint16).long(), 0.0
-    for start in range(0, len(ids) - 1, row["context"]):
-        window = ids[None, start : start + row["context"] + 1]
-        logits = model(window[:, :-1]).logits[0].double()
-        total += torch.nn.functional.cross_entropy(logits, window[0, 1:], reduction="sum").item()
-    assert total / (len(ids) - 1) == pytest.approx(row["final_nll"], abs=1e-4)
     own = load_tokenizer(trained / "data/sample-300/tokenizer.json")
-    assert tokenizer(PROMPT).input_ids == own.encode(PROMPT).ids
+    ids = tokenizer(PROMPT, return_tensors="pt").input_ids
+    assert ids[0].tolist() == own.encode(PROMPT).ids
+    expected = load_model(trained / f"runs/{RUN}/model.safetensors", torch.device("cpu"))
+    torch.testing.assert_close(model(ids).logits, expected(ids))
     assert f"{row['final_nll']:.4f} nat/token" in (folder / "README.md").read_text()
     assert json.loads((folder / "config.json").read_text())["vocab_size"] == 300
     for run, said in ((RUN, "is there already"), (RUN[:-1] + "3", "make it with `snakemake")):

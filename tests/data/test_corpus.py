@@ -3,6 +3,7 @@
 import hashlib
 import math
 import os
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from conftest import refusal
 from relation.data import corpus
 from relation.data.tokenizer import END_OF_TEXT, end_of_text_id, load_tokenizer, train_tokenizer
 from relation.data.windows import data_rows, open_tokens, sha256_of
+from relation.errors import RunError
 from relation.jobs import Data
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read when `datasets` is first imported: no test asks the hub
@@ -57,7 +59,7 @@ def hub(folder: Path, train: list[str], validation: list[str]) -> dict:
 
 
 def read(data: Data, split: str) -> list[str]:
-    return [text for stream in corpus.streams(data, split) for text in stream]
+    return [text for stream in corpus.document_streams(data, split) for text in stream]
 
 
 @pytest.fixture
@@ -111,6 +113,8 @@ def test_a_text_longer_than_memory_takes_becomes_several_documents(texts, monkey
     found = list(corpus.read_texts(texts / "a.txt"))
     assert "".join(found) == "123456\n" * 3 + "x" * 45 + "\nb\n" and max(map(len, found)) <= 20
     assert found[-1] == "b\n"
+    as_parquet(texts / "a.parquet", ["x" * 21])
+    assert "longer than 20 characters" in refusal(lambda: read(data_of(texts), "train"))
 
 
 def test_a_local_data_set_streams_like_the_hub(tmp_path: Path) -> None:
@@ -124,20 +128,20 @@ def test_a_local_data_set_streams_like_the_hub(tmp_path: Path) -> None:
     assert 0 < len(held_out) < 30
 
 
+# Of DOCUMENTS, and "c\n" for validation: a shipped run's texts are known by such a fingerprint.
+PINNED = "73580ab920ee7f33f4d633cd6dfc531999bc43d897adc7ad75fced6c27e276d5"
+
+
 @pytest.mark.parametrize("shards", [1, 3])
 @pytest.mark.parametrize("write, suffix", [(as_txt, ".txt"), (as_parquet, ".parquet")])
-def test_the_fingerprint_is_of_framed_documents_by_split(texts, write, suffix, shards) -> None:
+def test_the_fingerprint_is_that_of_the_texts_by_split(texts, write, suffix, shards) -> None:
     size = len(DOCUMENTS) // shards
     for i in range(shards):
         write(texts / f"part-{i}{suffix}", DOCUMENTS[i * size : (i + 1) * size])
     as_txt(texts / "validation.txt", ["c\n"])
-    encoded = [text.encode() for text in DOCUMENTS]
-    train = b"".join(len(t).to_bytes(8, "little") + t for t in encoded)
-    whole = "".join(
-        f"{split}:{hashlib.sha256(documents).hexdigest()};"
-        for split, documents in (("train", train), ("validation", b"\2" + bytes(7) + b"c\n"))
-    )
-    assert fingerprint_of(texts) == hashlib.sha256(whole.encode()).hexdigest()
+    assert fingerprint_of(texts) == PINNED
+    (texts / "validation.txt").rename(texts / "z.txt")
+    assert fingerprint_of(texts) != PINNED
 
 
 @pytest.mark.parametrize(
@@ -147,26 +151,33 @@ def test_the_fingerprint_is_of_framed_documents_by_split(texts, write, suffix, s
         ("validation.txt", b"text", "holds only"),
         ("a.parquet", b"PAR1" + bytes(40), "cannot be read"),
         ("a.txt", b"caf\xe9 \xff\xfe", "is not UTF-8 at byte 3"),
+        ("a.txt", f"\n{END_OF_TEXT}\n \n".encode(), "is empty"),
     ],
 )
 def test_bad_texts_are_one_clear_line(texts: Path, name: str, content: bytes, said: str) -> None:
     (texts / name).write_bytes(content)
-    for read_all in (lambda: fingerprint_of(texts), lambda: corpus.check(data_of(texts))):
-        assert said in refusal(read_all)
+    assert said in refusal(lambda: fingerprint_of(texts))
+    refusal(lambda: corpus.check_texts(data_of(texts)))
 
 
-def test_empty_texts_and_parquet_without_texts_are_refused(texts: Path) -> None:
-    as_txt(texts / "a.txt", ["\n", " \n"])
-    assert "is empty" in refusal(lambda: fingerprint_of(texts))
+def test_data_that_hold_no_texts_are_refused(tmp_path: Path, texts: Path) -> None:
     pq.write_table(pa.table({"text": [1, 2]}), texts / "a.parquet")
     assert "a.parquet has no column `text` of strings" in refusal(lambda: fingerprint_of(texts))
-
-
-def test_a_data_set_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     absent = data_of(None, source={"streams": [{"path": str(tmp_path / "absent")}]})
     assert "absent" in refusal(lambda: read(absent, "train"))
     stream = hub(tmp_path / "set", DOCUMENTS, DOCUMENTS) | {"column": "body"}
     assert "'body'" in refusal(lambda: read(data_of(None, source={"streams": [stream]}), "train"))
+
+
+def test_a_download_that_breaks_off_is_told(monkeypatch) -> None:
+    def rows(*_, **__) -> Iterator[dict]:
+        yield {"text": "one"}
+        raise ConnectionError("reset\nby peer")
+
+    monkeypatch.setattr("datasets.load_dataset", rows)
+    data = data_of(None, source={"streams": [{"path": "owner/name"}]}, validation_modulus=None)
+    said = refusal(lambda: read(data, "train"), RunError)
+    assert "owner/name broke off (ConnectionError: reset); run the same command again" in said
 
 
 # -- pieces ----------------------------------------------------------------------------------------
@@ -236,7 +247,7 @@ def test_the_record_describes_the_files(tmp_path: Path, texts: Path) -> None:
     as_parquet(texts / "validation.parquet", DOCUMENTS[:8])
     found = fingerprint_of(texts)
     data = data_of(texts, fingerprint=found)
-    corpus.check(data)
+    corpus.check_texts(data)
     first = prepared(data, tmp_path)
     for split, documents in (("train", DOCUMENTS[8:]), ("validation", DOCUMENTS[:8])):
         assert decoded(tmp_path, split) == [*documents, ""]
@@ -321,4 +332,4 @@ def test_a_corpus_that_will_not_do_is_one_clear_line(tmp_path, texts, changes, s
     assert said in refusal(lambda: corpus.prepare(data, tmp_path / "out"))
     assert not (tmp_path / "out").exists()
     if changes.keys() & {"largest_context", "diagnosed_tokens", "validation_modulus"}:
-        refusal(lambda: corpus.check(data))
+        refusal(lambda: corpus.check_texts(data))

@@ -17,7 +17,7 @@ PAGES = [
     *sorted((ROOT / "kernels").rglob("README.md")),
     *(ROOT / folder / "README.md" for folder in ("relation/ops", "results")),
 ]
-CHOICES = ("campaign", "scales", "variations", "variants", "seeds", "vary")
+CHOICES = ("campaign=", "scales=", "variations=", "variants=", "seeds=", "vary=")
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 
@@ -48,10 +48,14 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 @each_page
-def test_commands_parse(page: Path) -> None:
-    parser = build_parser()
-    for line in (*console_lines(page), *inline_commands(page)):
+def test_commands_parse_and_choose_what_there_is(page: Path, monkeypatch) -> None:
+    monkeypatch.chdir(ROOT)
+    parser, console = build_parser(), console_lines(page)
+    for line in (*console, *inline_commands(page)):
         words = shlex.split(line, comments=True)
+        choices = dict(word.split("=", 1) for word in words if word.startswith(CHOICES))
+        if choices and line in console:
+            assert plan.load(choices).runs, line
         if words[:3] == ["python", "-m", "relation"]:
             unknown = [w for w in parser.parse_known_args(words[3:])[1] if w.startswith("-")]
             assert not unknown or words[3:5] == ["bench", "operators"], line
@@ -59,16 +63,6 @@ def test_commands_parse(page: Path) -> None:
             assert find_spec(words[2]), line
         elif words[:1] == ["python"] and words[1].endswith(".py"):
             assert (ROOT / words[1]).exists(), line
-
-
-@each_page
-def test_choices_are_in_the_configuration(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    for line in console_lines(page):
-        words = (word.partition("=") for word in shlex.split(line, comments=True))
-        choices = {name: value for name, _, value in words if name in CHOICES}
-        if choices:
-            assert plan.load(choices).runs, line
 
 
 @each_page

@@ -134,18 +134,6 @@ def test_a_state_keeps_the_rows_it_is_given_in_their_order():
         torch.testing.assert_close(logits, model(alone[None])[0, -1], rtol=0, atol=1e-11)
 
 
-@pytest.mark.parametrize(
-    ("lengths", "said"),
-    [([3], "2 lengths"), ([3, 99], "from 1 to 31"), ([3, 0], "from 1 to 31")],
-)
-def test_lengths_that_do_not_fit_are_refused(lengths, said):
-    model = stirred("hybrid")
-    state = model.decode_state()
-    assert said in refusal(lambda: model.read(TOKENS, state, lengths))
-    model.read(TOKENS, state)
-    assert "empty cache" in refusal(lambda: model.read(TOKENS, state, [2, 3]))
-
-
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("variant", ["mha", "full", "linear", "hybrid", "mha-self"])
 def test_state_bytes_are_table_1s(variant, precision):
@@ -178,15 +166,28 @@ def test_a_history_that_memory_cannot_hold_is_refused_and_stays(monkeypatch):
     assert (cache.length, cache.capacity) == (4, 4)
 
 
-@pytest.mark.parametrize("variant", ["full", "linear"])
-def test_unusable_tokens_and_states_are_refused(variant):
-    model = stirred(variant)
-    for tokens in (TOKENS[0], TOKENS[:, :0], TOKENS.float()):
-        assert "tokens" in refusal(lambda x=tokens: model.decode(x, model.decode_state()))
-    other = stirred("hybrid").decode_state()
-    assert "layers" in refusal(lambda: model.decode(TOKENS, other))
+def test_a_state_that_only_some_layers_read_into_is_refused(monkeypatch):
+    """As where memory runs out in the middle of a block."""
+    model = stirred("hybrid")
     state = model.decode_state()
+    with monkeypatch.context() as patch:
+        patch.delattr(model.blocks[2], "ffn")
+        with pytest.raises(AttributeError):
+            model.decode(TOKENS, state)
+    assert "only some layers" in refusal(lambda: model.decode(TOKENS, state))
+
+
+@pytest.mark.parametrize("variant", ["full", "linear"])
+def test_unusable_tokens_lengths_and_states_are_refused(variant):
+    model = stirred(variant)
+    state, other = model.decode_state(), stirred("hybrid").decode_state()
+    for tokens in (TOKENS[0], TOKENS[:, :0], TOKENS.float()):
+        assert "tokens" in refusal(lambda x=tokens: model.decode(x, state))
+    for lengths, said in (([3], "2 lengths"), ([3, 99], "1 to 31"), ([3, 0], "1 to 31")):
+        assert said in refusal(lambda given=lengths: model.read(TOKENS, state, given))
+    assert "layers" in refusal(lambda: model.decode(TOKENS, other))
     narrow = model.decode(TOKENS.int(), state)
     assert torch.equal(narrow, model.decode(TOKENS, model.decode_state()))
+    assert "empty cache" in refusal(lambda: model.read(TOKENS, state, [2, 3]))
     refusal(lambda: model.decode(TOKENS[:1], state))
     assert state.length == LENGTH

@@ -19,8 +19,6 @@ from relation.errors import RunError
 from relation.nn import Decoder, Execution, ModelConfig
 from relation.nn.generate import (
     BLOCK,
-    Places,
-    Prepared,
     Sampling,
     continuations,
     generate_batch,
@@ -29,15 +27,11 @@ from relation.nn.generate import (
     stream_text,
     why_plain,
 )
+from relation.nn.replay import Places, Prepared
 
 GREEDY = Sampling(temperature=0)
 PROMPTS = ([5, 2, 7, 1], [3], [9, 9, 4, 1, 0, 2, 8])
 LOGITS = [math.log(p) for p in (0.1, 0.4, 0.05, 0.3, 0.15)]
-
-
-def probabilities(logits: list[float], **sampling) -> list[float]:
-    """The distribution of one row of logits."""
-    return next_token_probabilities(torch.tensor(logits), Sampling(**sampling)).tolist()
 
 
 @pytest.mark.parametrize(
@@ -59,9 +53,11 @@ def probabilities(logits: list[float], **sampling) -> list[float]:
     ],
 )
 def test_the_distribution_is_what_the_options_say(sampling, expected):
+    found = next_token_probabilities(torch.tensor(LOGITS), Sampling(**sampling))
     # The logits are FP32: a probability carries their rounding, twice at temperature 1/2.
-    assert probabilities(LOGITS, **sampling) == pytest.approx(expected, rel=1e-6)
-    assert probabilities([0.0] * 4, top_k=2) == [0.5, 0.5, 0, 0]  # equal ones keep the lower ids
+    assert found.tolist() == pytest.approx(expected, rel=1e-6)
+    equal = next_token_probabilities(torch.zeros(4), Sampling(top_k=2))
+    assert equal.tolist() == [0.5, 0.5, 0, 0], "equal ones keep the lower ids"
 
 
 @pytest.mark.parametrize(
@@ -114,13 +110,14 @@ def test_generation_goes_on_from_a_state_and_takes_memory_as_tokens_come():
      ("text", 3, "no token ids"), (torch.tensor([1, 2]), 3, "no token ids")],
 )  # fmt: skip
 def test_what_cannot_be_continued_is_refused_at_once(prompt, count, match):
-    assert match in refusal(lambda: generate_tokens(stirred("full"), prompt, count, GREEDY))
-
-
-def test_unfit_batches_and_broken_weights_are_told():
     model = stirred("full")
-    for prompts, match in (([], "no prompt"), ([[1], []], "prompt 1 is empty")):
-        assert match in refusal(lambda given=prompts: generate_batch(model, given, 3, GREEDY))
+    assert match in refusal(lambda: generate_tokens(model, prompt, count, GREEDY))
+    assert "no prompt" in refusal(lambda: generate_batch(model, [], 3, GREEDY))
+    assert "prompt 1 is empty" in refusal(lambda: generate_batch(model, [[1], []], 3, GREEDY))
+
+
+def test_broken_weights_are_told():
+    model = stirred("full")
     with torch.no_grad():
         model.norm.weight[0] = torch.nan
     broken = generate_tokens(model, [1], 3, GREEDY)

@@ -11,7 +11,7 @@ from torch import Tensor
 from relation.errors import InputError
 from relation.kernels.documents import Documents
 from relation.nn import Decoder, Execution, ModelConfig
-from relation.variants import VARIANTS, parameters
+from relation.variants import VARIANTS, parameter_count
 
 BACKBONES = {
     "10M": {"layers": 6, "d_model": 384, "heads": 8, "d_ff": 768, "vocab_size": 4096},
@@ -58,6 +58,13 @@ def test_initial_weights_are_pinned_to_the_bit(variant):
         assert digest.hexdigest()[:16] == pin
 
 
+def test_a_new_model_has_the_weights_of_its_seed():
+    """Of seed 0 where none is given, never none at all."""
+    config = ModelConfig.for_variant("full", **TINY)
+    logits, again, other = (Decoder(config, **s)(TOKENS) for s in ({}, {"seed": 0}, {"seed": 1}))
+    assert torch.equal(logits, again) and logits.std() > 0 and not torch.equal(logits, other)
+
+
 @pytest.mark.parametrize(
     ("scale", "variant", "count"),
     [
@@ -75,7 +82,7 @@ def test_initial_weights_are_pinned_to_the_bit(variant):
     ],
 )
 def test_parameter_counts_are_the_papers(scale, variant, count):
-    assert parameters(ModelConfig.for_variant(variant, **BACKBONES[scale])) == count
+    assert parameter_count(ModelConfig.for_variant(variant, **BACKBONES[scale])) == count
 
 
 @pytest.mark.parametrize("changes", [{}, {"kv_heads": 2}])
@@ -84,7 +91,7 @@ def test_a_count_without_a_model_is_the_models(variant, changes):
     changes = {} if variant in ("raw-x", "single-head") else changes
     config = ModelConfig.for_variant(variant, **TINY, **changes)
     with torch.device("meta"):
-        assert parameters(config) == sum(p.numel() for p in Decoder(config).parameters())
+        assert parameter_count(config) == sum(p.numel() for p in Decoder(config).parameters())
 
 
 def transcription(model: Decoder, tokens: Tensor) -> tuple[Tensor, list[Tensor]]:
@@ -141,9 +148,8 @@ def test_a_model_is_the_equations(variant, changes, execution):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("rows", [TOKENS, TOKENS.int()])
-def test_documents_and_padding_leave_each_text_its_logits(variant, rows):
-    model = stirred(variant)
+def test_documents_and_padding_leave_each_text_its_logits(variant):
+    model, rows = stirred(variant), TOKENS.int()
     logits = model(rows, Documents.of(torch.tensor([[0] * 4 + [1] * 7, [0] * 11])))
     padded = model(rows, Documents.padded(torch.tensor([[0] * 4 + [1] * 7, [1] * 11])))
     for found, row, text in (

@@ -1,6 +1,7 @@
 """What every backend of an operator must keep: causality, its dtype's error, any strides."""
 
 import importlib.util
+from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
 
@@ -29,10 +30,10 @@ each_dtype = pytest.mark.parametrize(
 )  # fmt: skip
 
 
-def call(kind: str, name: str, *inputs: Tensor) -> Tensor:
+def operator_of(kind: str, name: str, **options) -> Callable[..., Tensor]:
     """A backend's Y of p1, p2, info and what else its operator takes."""
-    y = ops.get_backend(kind, name, inputs[0].device).call(*inputs)
-    return y[0] if kind == "linear" else y
+    call = partial(ops.BACKENDS[kind][name].call, **options)
+    return (lambda *inputs: call(*inputs)[0]) if kind == "linear" else call
 
 
 def inputs_of(kind: str, p1: Tensor, p2: Tensor, info: Tensor, g: Tensor) -> tuple[Tensor, ...]:
@@ -50,9 +51,9 @@ def test_errors_of_y_and_every_gradient_are_those_of_the_dtype(kind, name, shape
     p1, p2, info, dy = (x.to(dtype) for x in (*states, dy))
     inputs = inputs_of(kind, p1, p2, info, -g.abs().float() / 10)
     # A training step calls backward outside the autocast.
-    forward = torch.autocast("cpu", torch.bfloat16, enabled=autocast)(partial(call, kind, name))
+    forward = torch.autocast("cpu", torch.bfloat16, enabled=autocast)(operator_of(kind, name))
     y, *gradients = differentiate(forward, inputs, dy)
-    definition = partial(call, kind, DEFINITION[kind])
+    definition = operator_of(kind, DEFINITION[kind])
     true_y, *truths = differentiate(definition, (x.double() for x in inputs), dy.double())
     assert y.dtype == dtype
     # The result is rounded once; sums of T + D terms are in FP32.

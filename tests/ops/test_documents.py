@@ -4,12 +4,11 @@ import pytest
 import torch
 from conftest import refusal
 from equations import assert_close, differentiate, draw_linear
+from test_backends import inputs_of, operator_of
 from torch import Tensor
 
-from relation import ops
 from relation.kernels.documents import Documents
 
-LAM = torch.tensor(0.7, dtype=torch.float64)
 # Rows of 41 tokens with documents of every kind: of one token, across tiles, a whole row.
 SIZES = ([1, 1, 17, 3, 19], [41], [20, 21])
 PLAIN = [
@@ -30,20 +29,10 @@ def packed() -> Documents:
     return Documents.of(torch.tensor(ids))
 
 
-def operator_of(kind: str, name: str, **options):
-    call = ops.BACKENDS[kind][name].call
-
-    def operator(*inputs: Tensor) -> Tensor:
-        y = call(*inputs, **options)
-        return y[0] if kind == "linear" else y
-
-    return operator
-
-
-def inputs_of(kind: str, *shape: int, heads: int | None = None) -> tuple[Tensor, ...]:
+def drawn(kind: str, *shape: int, heads: int | None = None) -> list[Tensor]:
+    """Inputs of an operator in float64, with `heads` heads of p2 and information."""
     p1, p2, info, g = draw_linear(*shape)
-    extra = {"mha": (), "linear": (g,)}.get(kind, (LAM,))
-    return (p1, p2[:, :heads], info[:, :heads], *extra)
+    return [x.double() for x in inputs_of(kind, p1, p2[:, :heads], info[:, :heads], g)]
 
 
 def pieces(x: Tensor) -> list[Tensor]:
@@ -57,7 +46,7 @@ def pieces(x: Tensor) -> list[Tensor]:
 def test_packed_is_document_by_document(kind, name, transport_self):
     """Output and the gradient of every input; lambda's is the sum over the documents."""
     options = {} if kind in ("mha", "linear") else {"transport_self": transport_self}
-    inputs = inputs_of(kind, 3, 2, 41, 6)
+    inputs = drawn(kind, 3, 2, 41, 6)
     (dy,) = draw_linear(3, 2, 41, 6)[:1]
     whole = differentiate(operator_of(kind, name, documents=packed(), **options), inputs, dy)
     states, shared = [x for x in inputs if x.ndim], [x for x in inputs if not x.ndim]
@@ -79,7 +68,7 @@ def test_packed_is_document_by_document(kind, name, transport_self):
 def test_shared_heads_are_repeated_ones(kind, name, heads, documents):
     """Output, and gradients that are sums over the heads that share."""
     options = {"documents": packed()} if documents else {}
-    inputs = inputs_of(kind, 3, 4, 41, 6, heads=heads)
+    inputs = drawn(kind, 3, 4, 41, 6, heads=heads)
     (dy,) = draw_linear(3, 4, 41, 6)[:1]
     found = differentiate(operator_of(kind, name, **options), inputs, dy)
 
@@ -125,19 +114,6 @@ def test_wrong_documents_are_refused(make, given, said):
     assert said in refusal(lambda: make(torch.as_tensor(given)))
 
 
-@each_backend
-def test_documents_of_another_batch_or_device_are_refused(kind, name):
-    inputs = inputs_of(kind, 3, 2, 40, 6)
-    documents = packed()
-    operator = operator_of(kind, name, documents=documents)
-    assert "documents are of (B, T) = (3, 41)" in refusal(lambda: operator(*inputs))
-    elsewhere = Documents(
-        documents.starts.to("meta"), documents.ends, documents.offsets, documents.longest
-    )
-    operator, inputs = operator_of(kind, name, documents=elsewhere), inputs_of(kind, 3, 2, 41, 6)
-    assert "documents lie on meta" in refusal(lambda: operator(*inputs))
-
-
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("heads", [2, 4])
 @pytest.mark.parametrize("kind", ["full", "calibrated"])
@@ -145,7 +121,7 @@ def test_documents_of_another_batch_or_device_are_refused(kind, name):
 @pytest.mark.parametrize("documents", [None, packed()])
 def test_flex_attention_spells_full_relation(kind, heads, transport_self, documents):
     """Its value; on a CPU PyTorch has no gradient of it."""
-    inputs = inputs_of(kind, 3, 4, 41, 6, heads=heads)
+    inputs = drawn(kind, 3, 4, 41, 6, heads=heads)
     options = {"transport_self": transport_self, "documents": documents}
     found = operator_of(kind, "flex", **options)(*inputs)
     assert_close(found, operator_of(kind, "reference", **options)(*inputs), 41 + 6)
@@ -172,7 +148,7 @@ def test_fused_backends_err_as_the_definition_does(kind, name, width, dtype, opt
         pytest.skip("takes no documents")
     ids = (torch.rand(2, 515, generator=torch.Generator().manual_seed(5)) < 0.02).cumsum(1)
     options |= {"documents": Documents.of(ids.cuda())} if documents else {}
-    inputs = [x.cuda().to(dtype if x.ndim else x.dtype) for x in inputs_of(kind, 2, 4, 515, width)]
+    inputs = [x.cuda().to(dtype if x.ndim else x.dtype) for x in drawn(kind, 2, 4, 515, width)]
     dy = draw_linear(2, 4, 515, width)[0].cuda().to(dtype)
     doubles = [x.double() for x in inputs]
     truth = differentiate(operator_of(kind, "reference", **options), doubles, dy.double())

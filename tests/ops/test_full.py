@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from equations import assert_close, closed_forms, differentiate, draw, flow_rows
+from equations import assert_close, differentiate, draw, flow_rows
 
 from relation import ops
 
@@ -39,25 +39,6 @@ def test_full_and_tiled_are_the_papers_sums(T, D, H, lam, tau, transport_self, s
 
 @pytest.mark.parametrize("silu", [True, False])
 @pytest.mark.parametrize("transport_self", [True, False])
-@pytest.mark.parametrize(
-    ("T", "tile", "H", "D"),
-    [(1, 4, 1, 6), (2, 1, 2, 60), (63, 16, 2, 60), (63, 63, 1, 6), (130, 13, 1, 6),
-     (130, 999, 2, 60), (1000, 128, 1, 6)],
-)  # fmt: skip
-def test_tiling_changes_no_value_and_no_gradient(monkeypatch, T, tile, H, D, transport_self, silu):
-    monkeypatch.setattr("relation.ops.tiled.TILE", tile)
-    *inputs, dy = draw(2, H, T, D, count=4)
-    options = {"transport_self": transport_self, "silu": silu}
-    ours, reference = (
-        differentiate(operator, (*inputs, LAM), dy, **options)
-        for operator in (ops.tiled_relation, ops.full_relation)
-    )
-    for actual, expected in zip(ours, reference, strict=True):
-        assert_close(actual, expected, T + D)
-
-
-@pytest.mark.parametrize("silu", [True, False])
-@pytest.mark.parametrize("transport_self", [True, False])
 @pytest.mark.parametrize("operator", FULL)
 @pytest.mark.parametrize("T", [1, 5])
 def test_gradients_of_full_relation_are_derivatives(monkeypatch, operator, T, transport_self, silu):
@@ -71,8 +52,8 @@ def test_gradients_of_full_relation_are_derivatives(monkeypatch, operator, T, tr
 @pytest.mark.parametrize("operator", FULL)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("largest", [1e-3, 1, 1e3])
-def test_gradients_are_the_papers_credit_whatever_the_scores(monkeypatch, operator, dtype, largest):
-    """The decomposition of Appendix A.1.7; 16 bits stay finite."""
+def test_scores_of_any_size_cost_no_accuracy(monkeypatch, operator, dtype, largest):
+    """Value and every gradient; 16 bits stay finite."""
     monkeypatch.setattr("relation.ops.tiled.TILE", 32)
     p1, p2, info, dy = draw(1, 2, 70, 6, count=4)
     factor = (largest / (p1 @ p2.mT / 6**0.5).abs().max()).sqrt()
@@ -83,5 +64,7 @@ def test_gradients_are_the_papers_credit_whatever_the_scores(monkeypatch, operat
     # Rounding U = 1e3 to 16 bits moves it by more than a flow can bear.
     if dtype.itemsize >= 4:
         p1, p2, info, dy = (x.double() for x in (*inputs, dy))
-        for ours, papers in zip(results, closed_forms(p1, p2, info, 0.5, dy), strict=True):
-            assert_close(ours, papers, 70 + 6 * max(largest, 1))
+        _, *gradients = differentiate(ops.full_relation, (p1, p2, info, LAM), dy)
+        truth = (flow_rows(p1, p2, 0.5) @ info, *gradients)
+        for actual, expected in zip(results, truth, strict=True):
+            assert_close(actual, expected, 70 + 6 * max(largest, 1))

@@ -8,6 +8,7 @@ from conftest import refusal
 from torch.nn.attention import SDPBackend
 
 from relation import kernels, ops
+from relation.kernels.documents import Documents
 from relation.ops.attention import fused_attention
 
 X = torch.zeros(1, 2, 3, 16)
@@ -33,8 +34,9 @@ CALLS = {
 KERNELS = (kernels.flash_relation, kernels.linear_relation)
 FULL = (ops.full_flow, ops.full_relation, ops.tiled_relation, kernels.flash_relation)
 FORMS = (ops.linear_relation, ops.chunked_linear_relation, kernels.linear_relation)
-# The states (B, H, T, D) that must be alike.
+# The states (B, H, T, D), which must be alike, and the operators that take no documents here.
 STATES = ("p1", "p2", "info", "q", "k", "v", "x")
+WITHOUT = (ops.givens_mix, ops.rope, *KERNELS)
 
 
 def assert_refused(said: str, call, *arguments, **options) -> None:
@@ -45,48 +47,34 @@ def name(operator) -> str:
     return operator.__name__
 
 
-def cases() -> list:
-    """(operator, name of a state, its position among the operator's states)."""
-    return [
-        pytest.param(operator, state, position, id=f"{name(operator)}-{state}")
-        for operator, arguments in CALLS.items()
-        for position, state in enumerate(s for s in STATES if s in arguments)
-    ]
-
-
-each_state = pytest.mark.parametrize(("operator", "state", "position"), cases())
-
-
-@each_state
-def test_a_state_unlike_the_others_is_refused(operator, state, position):
-    wrong = [(X[0], "shape")]
-    if position:
-        wrong += [(x, f"{state} has shape") for x in (X.mT, X[:, :, :1])]
-        wrong += [(X.double(), "float64"), (X.to("meta"), "one device")]
-    for given, said in wrong:
-        assert_refused(said, operator, **{**CALLS[operator], state: given})
-
-
 @pytest.mark.parametrize("operator", CALLS, ids=name)
-def test_whole_numbers_are_refused(operator):
-    whole = {s: X.long() for s in CALLS[operator] if s in STATES}
-    assert_refused("int64", operator, **{**CALLS[operator], **whole})
+def test_states_and_documents_that_do_not_fit_are_refused(operator):
+    states = [state for state in STATES if state in CALLS[operator]]
 
+    def refused(said: str, **wrong) -> None:
+        assert_refused(said, operator, **{**CALLS[operator], **wrong})
 
-@pytest.mark.parametrize("operator", CALLS, ids=name)
-@pytest.mark.parametrize("dimension", range(4))
-def test_an_empty_dimension_is_refused(operator, dimension):
-    shape = [n if d != dimension else 0 for d, n in enumerate(X.shape)]
-    empty = {s: torch.zeros(shape) for s in CALLS[operator] if s in STATES}
-    assert_refused("at least 1", operator, **{**CALLS[operator], **empty})
-
-
-@pytest.mark.parametrize("documents", [[[0, 0, 1]], torch.zeros(1, 3)])
-@pytest.mark.parametrize(
-    "operator", [op for op in CALLS if op not in (ops.givens_mix, ops.rope, *KERNELS)]
-)
-def test_documents_are_made_first(operator, documents):
-    assert_refused("give Documents.of", operator, **CALLS[operator], documents=documents)
+    for state in states:
+        refused("shape", **{state: X[0]})
+    for state in states[1:]:
+        for x in (X.mT, X[:, :, :1]):
+            refused(f"{state} has shape", **{state: x})
+        refused("float64", **{state: X.double()})
+        refused("one device", **{state: X.to("meta")})
+    refused("int64", **dict.fromkeys(states, X.long()))
+    for dimension in range(4):
+        empty = torch.zeros([n * (d != dimension) for d, n in enumerate(X.shape)])
+        refused("at least 1", **dict.fromkeys(states, empty))
+    if operator not in WITHOUT:
+        fit = Documents.of(torch.tensor([[0, 0, 1]]))
+        elsewhere = Documents(fit.starts.to("meta"), fit.ends, fit.offsets, fit.longest)
+        for documents, said in (
+            ([[0, 0, 1]], "give Documents.of"),
+            (torch.zeros(1, 3), "give Documents.of"),
+            (Documents.of(torch.zeros(1, 4).long()), "documents are of (B, T) = (1, 4)"),
+            (elsewhere, "documents lie on meta"),
+        ):
+            refused(said, documents=documents)
 
 
 @pytest.mark.parametrize("operator", FULL + FORMS, ids=name)

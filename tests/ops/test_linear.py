@@ -38,21 +38,30 @@ def test_both_forms_have_one_value_and_one_gradient(T, H, D):
         assert_close(actual, expected, T + D)
 
 
-@pytest.mark.parametrize("operator", LINEAR)
 @pytest.mark.parametrize("T", [1, 7])
-def test_linear_gradients_are_derivatives(monkeypatch, operator, T):
-    monkeypatch.setattr("relation.ops.linear.CHUNK", 4)
+def test_gradients_of_the_recurrence_are_derivatives(T):
     p1, p2, info, g = draw(1, 2, T, 2, count=4)
     C0 = draw(1, 2, 2, 2, count=1)[0]
     inputs = [x.requires_grad_() for x in (p1, p2, info, -g.abs(), C0)]
-    assert torch.autograd.gradcheck(with_state(operator), inputs)
+    assert torch.autograd.gradcheck(with_state(ops.linear_relation), inputs)
 
 
-def assert_accurate(operator, dtype, g: torch.Tensor, terms: float) -> None:
-    """Y, C_T and every gradient within a few roundings of `terms` terms."""
-    *states, dy = draw(*g.shape, count=4).to(dtype)
-    C0, dC = draw(*g.shape[:2], g.shape[3], g.shape[3], count=2).to(dtype)
-    inputs = [*states, g.to(dtype), C0]
+@pytest.mark.parametrize("operator", LINEAR)
+@pytest.mark.parametrize(
+    ("g", "weak"),
+    [*((g, g) for g in (0.0, -1e-3, -50.0, -1e4, -3e38, -torch.inf)),
+     *((g, -0.03) for g in (-50.0, -1e3, -1e6))],
+)  # fmt: skip
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_extreme_retention_costs_no_accuracy(operator, g, weak, dtype):
+    """Y, C_T and every gradient. In turn a channel retains e^g once and e^weak twice."""
+    T, D = 3 * CHUNK + 1, 6
+    often = (torch.arange(T)[:, None] + torch.arange(D)) % 3 > 0
+    retention = torch.where(often, weak, g).expand(1, 2, T, D)
+    terms = (T if g > -1 else 3 if weak > g else 1) + D
+    *states, dy = draw(1, 2, T, D, count=4).to(dtype)
+    C0, dC = draw(1, 2, D, D, count=2).to(dtype)
+    inputs = [*states, retention.to(dtype), C0]
     results = differentiate(with_state(operator), inputs, dy, dC)
     truth = differentiate(
         with_state(ops.linear_relation), (x.double() for x in inputs), dy.double(), dC.double()
@@ -60,25 +69,6 @@ def assert_accurate(operator, dtype, g: torch.Tensor, terms: float) -> None:
     for actual, expected in zip(results, truth, strict=True):
         assert actual.isfinite().all()
         assert_close(actual, expected, terms)
-
-
-@pytest.mark.parametrize("operator", LINEAR)
-@pytest.mark.parametrize("g", [0.0, -1e-3, -50.0, -1e4, -3e38, -torch.inf])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_extreme_retention_costs_no_accuracy(operator, g, dtype):
-    T = 3 * CHUNK + 1
-    assert_accurate(operator, dtype, torch.full((1, 2, T, 6), g), (T if g > -1 else 1) + 6)
-
-
-@pytest.mark.parametrize("operator", LINEAR)
-@pytest.mark.parametrize("strong", [-50.0, -1e3, -1e6])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_weak_retention_after_strong_keeps_its_digits(operator, strong, dtype):
-    """In turn a channel forgets all but e^strong and keeps all but a few hundredths, twice."""
-    T = 3 * CHUNK + 1
-    weak = (torch.arange(T)[:, None] + torch.arange(6)) % 3 > 0
-    g = torch.where(weak, -0.03, strong).expand(1, 2, T, 6)
-    assert_accurate(operator, dtype, g, terms=3 + 6)
 
 
 @pytest.mark.parametrize("operator", LINEAR)

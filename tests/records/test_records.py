@@ -84,10 +84,15 @@ def test_what_is_written_is_read(tmp_path: Path, kind: str) -> None:
     assert empty.empty and list(empty.columns) == records.columns(kind)
 
 
-def test_a_missing_or_unknown_column_is_refused(tmp_path: Path) -> None:
+def test_columns_that_are_missing_unknown_or_of_another_type_are_refused(tmp_path: Path) -> None:
     row = rows_of("losses", 1)[0]
-    for rows in ([row | {"los": 1.0}], [row, {k: v for k, v in row.items() if k != "loss"}]):
-        assert "los" in refusal(partial(records.write, tmp_path / "a.parquet", "losses", rows))
+    less = {k: v for k, v in row.items() if k != "loss"}
+    for rows, said in (
+        ([row | {"los": 1.0}], "los"),
+        ([row, less], "loss"),
+        ([row | {"loss": "x"}], "'x'"),
+    ):
+        assert said in refusal(partial(records.write, tmp_path / "a.parquet", "losses", rows))
     assert not list(tmp_path.iterdir())
 
 
@@ -121,29 +126,22 @@ def test_a_file_of_another_version_says_what_it_lacks(tmp_path: Path) -> None:
     assert "gradient_norm" in refusal(lambda: records.read(path, "losses"))
 
 
-def in_a_process(work, *arguments) -> int:
-    """Run a function in a process of its own; its exit status."""
-    process = multiprocessing.get_context("fork").Process(target=work, args=arguments)
-    process.start()
-    process.join(60)
-    return process.exitcode
-
-
-def _on_a_full_disk(path: Path) -> None:
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
-    try:
-        write(path, "losses", 3_000)
-    except RunError as error:
-        os._exit(0 if str(path) in str(error) and "\n" not in str(error) else 3)
-    os._exit(4)
-
-
 def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
+    """Here a limit of a file's size, of which the system says the same."""
     path = write(tmp_path / "losses.parquet", "losses", 3)
-    assert in_a_process(_on_a_full_disk, path) == 0
+    limits, before = resource.getrlimit(resource.RLIMIT_FSIZE), signal.getsignal(signal.SIGXFSZ)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
+    try:
+        assert str(path) in refusal(lambda: write(path, "losses", 3_000), RunError)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, before)
     assert len(records.read(path, "losses")) == 3
     assert [each.name for each in tmp_path.iterdir()] == ["losses.parquet"]
+
+
+FORK = multiprocessing.get_context("fork")
 
 
 def _killed_while_writing(path: Path) -> None:
@@ -153,7 +151,10 @@ def _killed_while_writing(path: Path) -> None:
 
 def test_a_killed_writer_leaves_the_old_file(tmp_path: Path) -> None:
     path = write(tmp_path / "losses.parquet", "losses", 3)
-    assert in_a_process(_killed_while_writing, path) == -signal.SIGKILL
+    process = FORK.Process(target=_killed_while_writing, args=(path,))
+    process.start()
+    process.join(60)
+    assert process.exitcode == -signal.SIGKILL
     assert len(records.read(path, "losses")) == 3
     write(path, "losses", 5)
     assert len(records.load(tmp_path)["losses"]) == 5
@@ -167,8 +168,7 @@ def _write_often(path: Path, count: int) -> None:
 
 def test_two_writers_of_one_file_leave_one_of_theirs_whole(tmp_path: Path) -> None:
     path = write(tmp_path / "losses.parquet", "losses", 10)
-    context = multiprocessing.get_context("fork")
-    writers = [context.Process(target=_write_often, args=(path, n)) for n in (10, 1000)]
+    writers = [FORK.Process(target=_write_often, args=(path, n)) for n in (10, 1000)]
     for each in writers:
         each.start()
     while any(each.is_alive() for each in writers):
@@ -184,9 +184,8 @@ def _hold(path: Path, ready) -> None:
 
 
 def test_one_process_at_a_time(tmp_path: Path) -> None:
-    context, lock = multiprocessing.get_context("fork"), tmp_path / "work" / "x.lock"
-    ready = context.Event()
-    other = context.Process(target=_hold, args=(lock, ready))
+    lock, ready = tmp_path / "work" / "x.lock", FORK.Event()
+    other = FORK.Process(target=_hold, args=(lock, ready))
     other.start()
     assert ready.wait(30)
     said = refusal(records.held(lock, "run x").__enter__, RunError)
@@ -260,6 +259,17 @@ def test_collect_joins_what_is_planned(results: Path) -> None:
     )
     records.collect(folder, {})  # nothing of an older plan is left
     assert records.load(folder)["runs"].empty
+
+
+def test_collect_adds_published_rows_that_were_not_made_here(results: Path) -> None:
+    folder = results / "books"
+    records.collect(folder, make_runs(folder, (42, 43)))
+    records.publish("books")
+    own = make_runs(folder, (43,), created="2027-01-01T00:00:00+00:00")
+    records.collect(folder, own, {"hash42", "hash43"})
+    runs = records.load(folder)["runs"]
+    assert dict(zip(runs["seed"], runs["created"].str[:4], strict=True)) == {42: "2026", 43: "2027"}
+    assert len(runs) == 2
 
 
 def test_publish_merges_by_job(results: Path) -> None:

@@ -1,16 +1,20 @@
 """The site of shipped records: pages, links, commands, and what JavaScript opens."""
 
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
+from dataclasses import replace
 from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import unquote
 
 import pandas as pd
 import pytest
+from conftest import ROOT
 
 from relation import plan, records
 from report import claims, data, figures, overview, site
@@ -102,7 +106,8 @@ def test_a_command_makes_again_exactly_the_run_beside_it() -> None:
 
 
 def test_every_benchmark_and_check_has_the_command_that_makes_it() -> None:
-    rows = site.system_records(load("books", "nearest"), {"nearest"}, published=True)
+    books = plan.load({"campaign": "books"})
+    rows = site.system_records(load("books", "nearest"), books, published=True)
     assert {row["kind"] for row in rows if not row["again"]} == {"models"}
     planned = cache(lambda **choice: set(plan.load(choice).files(lambda *_: ())))
     for command in {row["again"] for row in rows if row["again"]}:
@@ -110,7 +115,7 @@ def test_every_benchmark_and_check_has_the_command_that_makes_it() -> None:
         assert words[3:] and {w.removeprefix("results/books/") for w in words[3:]} <= planned(
             **choice
         )
-    former = site.system_records(load("books", "gpt2"), {"nearest"}, published=True)
+    former = site.system_records(load("books", "gpt2"), books, published=True)
     assert not any(row["again"] for row in former)
 
 
@@ -174,28 +179,62 @@ def test_one_missing_run_is_told_in_the_singular() -> None:
     planned = pd.DataFrame(
         [("runs", "10M", "mha", 42, False, "10M", "not run", "")], columns=data.PLANNED
     )
-    shown = site.Shown(Setting("tiny"), True, pd.DataFrame(), [], [], [], planned, [], "")
-    (row,) = site.missing([shown], published=False)
-    assert row["what"] == "tiny/base: 1 training run at 10M"
+    made = replace(load(CAMPAIGN, "scaled-sd-0.02"), setting=Setting("tiny"), planned=planned)
+    (row,) = site.missing([made], published=False)
+    assert row["what"] == "tiny/base: 1 run at 10M"
 
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+in_a_browser = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
+def browsed(address: str) -> str:
+    """The document at an address after its scripts have run."""
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files"]
+    command = [CHROMIUM, *flags, "--virtual-time-budget=2000", "--dump-dom", address]
+    return subprocess.check_output(command, stderr=subprocess.PIPE, text=True, timeout=60)
+
+
+@in_a_browser
 def test_a_link_to_a_claim_opens_it(built: Path) -> None:
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=2000"]
-    command = [CHROMIUM, *flags, "--dump-dom", f"file://{built}/claims.html#claim-16"]
-    html = subprocess.check_output(command, stderr=subprocess.PIPE, text=True, timeout=60)
+    html = browsed(f"file://{built}/claims.html#claim-16")
     assert re.findall(r'<details class="claim" id="claim-(\d+)" open', html) == ["16"]
 
 
-def test_the_first_page_compares_pairs_that_chose_nothing_and_any_scale() -> None:
+@in_a_browser
+def test_no_page_scrolls_sideways_on_a_telephone(built: Path, tmp_path: Path) -> None:
+    names = sorted(path.name for path in built.glob("*.html"))
+    frames = (f'<iframe src="file://{built}/{name}" width="400"></iframe>' for name in names)
+    script = """onload = () => {
+      const all = Array.from(document.querySelectorAll("iframe"), frame => {
+        const page = frame.contentDocument;
+        page.querySelectorAll("details").forEach(each => each.open = true);
+        return page.documentElement.scrollWidth - page.documentElement.clientWidth;
+      });
+      document.title = all.join();
+    };"""
+    (tmp_path / "all.html").write_text(f"{''.join(frames)}<script>{script}</script>")
+    beyond = re.search("<title>(.*)</title>", browsed(f"file://{tmp_path}/all.html"))[1].split(",")
+    assert dict(zip(names, beyond, strict=True)) == dict.fromkeys(names, "0")
+
+
+def test_pages_link_back_to_the_documentation_in_the_site_alone(built: Path, tmp_path) -> None:
+    made: dict = runpy.run_path(str(ROOT / "docs" / "conf.py"))
+    made["setup"].__globals__["REPORT"] = built
+    events: dict = {}
+    made["setup"](SimpleNamespace(outdir=tmp_path, connect=events.__setitem__))
+    events["build-finished"](None, None)
+    for name, page in pages(built).items():
+        assert "../README.html" in Page(tmp_path / "report" / name).links
+        assert "../README.html" not in page.links
+
+
+def test_the_first_page_compares_pairs_that_chose_nothing_and_any_scale(built: Path) -> None:
     runs = load("books", "nearest").runs
     own = runs[runs["scale"] == "30M"].assign(scale="1B", own_scale="1B")
     settings = [Setting("books", "nearest"), Setting("mine")]
-    pairs = [overview.differences(each) for each in (runs, own)]
-    rows = overview.compared(settings, pairs, miniature=False)
+    cells = pd.read_parquet(built / "cells.parquet")
+    rows = overview.compared(settings, [runs, own], cells, miniature=False)
     shown = [(row["shown"].label, row["shown"].n, round(row["shown"].ours, 4)) for row in rows]
     assert shown[:2] == [("10M", 28, -0.0363), ("30M", 3, 0.0065)]
     assert shown[-1] == ("1B", 3, 0.0065) and rows[-1]["paper"] is None
@@ -207,3 +246,14 @@ def test_seeds_that_a_variation_plans_are_not_further():
     nearest = load("books", "nearest").runs.query("scale == '10M'")
     assert set(nearest.loc[~nearest["further"], "seed"]) == {42, 43, 44}
     assert nearest["further"].any()
+
+
+def test_the_loss_of_one_run_with_one_key_changed_stands_beside_the_campaigns() -> None:
+    runs = load(CAMPAIGN, "scaled-sd-0.02").runs
+    full = runs.query("variant == 'full' and own_scale == '10M-mini'")
+    mine = full.query("seed == 143").assign(final_nll=4.5)
+    rows = {row["variant"]: row["cells"] for row in overview.losses([runs, mine])}
+    (theirs, _), (nll, less) = rows["Full Relation"]
+    assert (theirs.n, nll.n, nll.value) == (len(full), 1, 4.5)
+    assert less.value == pytest.approx(4.5 - full.query("seed == 143")["final_nll"].item())
+    assert rows["MHA"][1][0].n == 0  # not run

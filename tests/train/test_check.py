@@ -9,9 +9,9 @@ import pytest
 import torch
 from conftest import refusal
 from torch import Tensor
-from training import CPU, small_model
+from training import CPU, small_side, tiny
 
-from relation import check, plan, records
+from relation import check, records
 from relation.errors import RunError
 from relation.jobs import Check, Side
 from relation.ops import full_flow, full_relation, givens_mix, linear_relation
@@ -24,25 +24,16 @@ THETA, LAM = "blocks.1.mixer.theta", "blocks.0.mixer.lam"
 
 
 def side(variant: str, micro: int = 2, **backends: str) -> Side:
-    layers, kernels = max(2, len(VARIANTS[variant].pattern)), bool(backends)
-    return Side(
-        side=variant,
-        variant=variant,
-        backends={"mha": "flash", "full": "tiled", "linear": "chunked", **backends},
-        # Kernels take heads of 16 channels or more.
-        model=small_model(variant, layers=layers, d_model=32, heads=2 if kernels else 4, d_ff=48),
-        context=37,  # no multiple of a tile or a chunk
-        micro=micro,
-        accumulation=2,
-    )
+    fast = {"mha": "flash", "full": "tiled", "linear": "chunked"}
+    # 37 tokens: no multiple of a tile or a chunk.
+    return small_side(variant, fast | backends, 37, micro)
 
 
 def checked(*sides: Side, **changes) -> Check:
     """The tiny campaign's checks, of these sides and of an operator with masked tiles."""
     shapes = ({"scale": "10M", "heads": 2, "length": 33, "width": 8},)
     gradients = {"gradients": sides, "gradient_scales": ("10M",) * len(sides)}
-    tiny = plan.load({"campaign": "tiny"}).check
-    return replace(tiny, **{"shapes": shapes, **gradients, **changes})
+    return replace(tiny().check, **{"shapes": shapes, **gradients, **changes})
 
 
 def test_backends_pass_every_check_of_the_operators(tmp_path: Path) -> None:

@@ -15,9 +15,7 @@ from relation.train.checkpoint import load_model, save_model
 
 
 def toy(variant: str = "full", **changes) -> Decoder:
-    model = Decoder(small_model(variant, **changes))
-    model.initialise(42)
-    return model
+    return Decoder(small_model(variant, **changes), seed=42)
 
 
 @pytest.mark.parametrize("variant", ["mha-null", "raw-x", "full-qknorm-gate", "hybrid"])

@@ -145,6 +145,13 @@ def test_a_run_killed_by_sigkill_goes_on_to_the_same_bits(trained, data, tmp_pat
     assert_same_run(tmp_path / "out", trained)
 
 
+def test_a_run_that_another_process_trains_is_refused(data, tmp_path) -> None:
+    run, resume = small_run(), tmp_path / "resume"
+    with records.held(resume / f"{run.hash}.lock", run.name):
+        said = refusal(lambda: train(run, data, tmp_path / "out", resume), RunError)
+    assert f"{run.name} is already running in another process" in said
+
+
 @pytest.fixture
 def state(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The resume state, of update 3, of a run that died in update 4; all its code is one file."""
@@ -272,10 +279,15 @@ def test_a_parameter_that_never_learns_is_named(data, tmp_path, monkeypatch) -> 
 def test_two_processes_train_the_run_of_one_and_go_on_where_they_were_killed(
     trained, data, tmp_path
 ) -> None:
-    """Up to the order of FP32's sums, with the same order and the same initial weights."""
-    changes = {"checkpoint_seconds": 1e-9}
-    killed = start(tmp_path, data, processes=2, changes=changes, dies=4)
-    killed.communicate(timeout=180)
+    """Up to the order of FP32's sums, with the same order and the same initial weights.
+
+    Before it they try one whose micro-batches are too few: one tells, the other ends with 2.
+    """
+    changes, few = {"checkpoint_seconds": 1e-9}, {"accumulation": 1}
+    killed = start(tmp_path, data, processes=2, changes=changes, dies=4, refused=few)
+    said, _ = killed.communicate(timeout=180)
+    told, ended = sorted(line for line in said.splitlines() if line.startswith("refused: "))
+    assert ended == "refused: 2" and "1 micro-batches, which 2 processes cannot share" in told
     assert killed.returncode != 0 and not (tmp_path / "out").exists()
     again = start(tmp_path, data, processes=2, changes=changes)
     said, _ = again.communicate(timeout=180)
@@ -287,13 +299,6 @@ def test_two_processes_train_the_run_of_one_and_go_on_where_they_were_killed(
     for name in ("order_hash", "init_hash", "hash", "trained_tokens", "epochs"):
         assert run[name][0] == one[name][0]
     assert run["final_nll"][0] == pytest.approx(one["final_nll"][0], rel=1e-5)
-
-
-def test_processes_that_cannot_train_a_run_are_refused_once(data, tmp_path) -> None:
-    process = start(tmp_path, data, processes=2, changes={"accumulation": 1})
-    said, _ = process.communicate(timeout=180)
-    (line,) = (line for line in said.splitlines() if line.startswith("error: "))
-    assert process.returncode and "1 micro-batches, which 2 processes cannot share" in line
 
 
 def test_several_processes_record_no_divergence(data, tmp_path, monkeypatch) -> None:

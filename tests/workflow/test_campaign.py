@@ -54,7 +54,6 @@ def test_every_kind_of_record_is_made_and_carries_its_specification(project: Pat
 
 
 def test_a_copied_or_touched_folder_and_edited_code_make_nothing_again(copy: Path) -> None:
-    assert planned_jobs(copy, *TINY) == {}
     for name in ("data/sample-300/train.bin", f"runs/{RUN}/model.safetensors"):
         (copy / "results/tiny" / name).touch()
     for name in ("relation/train/run.py", "kernels/common.py", "workflow/rules/train.smk"):
@@ -76,12 +75,10 @@ def test_a_changed_learning_rate_trains_its_own_runs_again(copy: Path) -> None:
     own = "  base: {}\n  mine: {scales: [10M-mini], seeds: [42], variants: [full],"
     own += " learning_rate: 2.0e-2}\n"
     tiny.write_text(text.replace("  base: {}\n", own))
-    one = {"train": 1, "diagnose": 1, "length": 1, **AGAIN}
-    assert planned_jobs(copy, *TINY) == one
     target = "results/tiny/runs/10M-mini/mine/full/42/run.parquet"
     snakemake(copy, *TINY, "--", target)
     tiny.write_text(tiny.read_text().replace("2.0e-2", "3.0e-2"))
-    assert planned_jobs(copy, *TINY) == one
+    assert planned_jobs(copy, *TINY) == {"train": 1, "diagnose": 1, "length": 1, **AGAIN}
     # Without memory Snakemake does not know; the jobs refuse the run of the other rate.
     shutil.rmtree(copy / ".snakemake")
     flow = target.replace("runs", "flow").replace("run.p", "flow.p")

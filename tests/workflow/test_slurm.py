@@ -2,20 +2,18 @@
 
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from conftest import copy_project, planned_jobs
-from slurm import Cluster, missing_commands
+from slurm import MISSING, cluster, until
 
-from relation import records
+from relation import plan, records
 
 pytestmark = [
     pytest.mark.slurm,
     pytest.mark.campaign,
-    pytest.mark.skipif(bool(missing_commands()), reason="needs Debian's slurm-wlm and munge"),
+    pytest.mark.skipif(bool(MISSING), reason="needs Debian's slurm-wlm and munge"),
 ]
 VARIED = "budget_tokens=60000+checkpoint_seconds=0.2"
 CONFIG = ("--config", "campaign=tiny", "seeds=42", f"vary={VARIED.replace('+', ' ')}")
@@ -23,52 +21,36 @@ CONFIG = ("--config", "campaign=tiny", "seeds=42", f"vary={VARIED.replace('+', '
 SLURM = ("--profile", "profiles/slurm", "--slurm-status-command", "squeue", "--slurm-no-account")
 QUICK = ("--slurm-init-seconds-before-status-checks", "2", "--latency-wait", "5")
 KILLED = f"10M-mini/{VARIED}/full/42"
-SECONDS = 600
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    cluster = Cluster(tmp_path / "slurm")
-    try:
-        cluster.start()
-        yield cluster
-    finally:
-        cluster.stop()
-
-
-def until(what: Callable, campaign: subprocess.Popen, log: Path):
-    """Wait for something true; fail with the campaign's output if it ends before."""
-    deadline = time.monotonic() + SECONDS
-    while not (found := what()):
-        if campaign.poll() is not None or time.monotonic() > deadline:
-            pytest.fail(log.read_text(encoding="utf-8")[-6000:])
-        time.sleep(0.1)
-    return found
-
-
-def test_a_campaign_runs_through_slurm_and_a_cancelled_run_goes_on(cluster, tmp_path) -> None:
+def test_a_campaign_runs_through_slurm_and_a_cancelled_run_goes_on(tmp_path: Path) -> None:
     project, log = copy_project(tmp_path / "project"), tmp_path / "snakemake.log"
-    command = [sys.executable, "-m", "snakemake", *SLURM, *QUICK, *CONFIG]
-    with log.open("w", encoding="utf-8") as output:
-        campaign = subprocess.Popen(
-            command, cwd=project, env=cluster.environment, stdout=output, stderr=output
-        )
+    hash = plan.load({"campaign": "tiny", "vary": VARIED.replace("+", " ")}).run(KILLED).hash
+    state = project / f"results/tiny/work/{hash}.safetensors"
     comment = f"rule_train_wildcards_{KILLED.replace('/', '_')}"
+    with cluster(tmp_path / "slurm") as (run, environment), log.open("w") as output:
 
-    def job() -> str | None:
-        lines = (line.split() for line in cluster.squeue("--format=%i %T %k"))
-        return next((n for n, state, of in lines if of == comment and state == "RUNNING"), None)
+        def jobs(what: str) -> list[list[str]]:
+            lines = run("squeue", "--noheader", "--states=all", f"--format={what}")
+            return [line.split() for line in lines]
 
-    states = project / "results/tiny/work"
-    try:
-        until(lambda: list(states.glob("*.safetensors")) and job(), campaign, log)
-        cancelled = job()
-        cluster.scancel(cancelled)
-        assert campaign.wait(SECONDS) == 0, log.read_text(encoding="utf-8")[-6000:]
-    finally:
-        campaign.terminate()
-        campaign.wait()
-    ended = {n: state for n, state in map(str.split, cluster.squeue("--format=%i %T"))}
+        def begun() -> str | None:
+            """The job that trains the run and has saved a state."""
+            assert campaign.poll() is None, log.read_text()[-6000:]
+            training = [n for n, *rest in jobs("%i %T %k") if rest == ["RUNNING", comment]]
+            return training[0] if training and state.exists() else None
+
+        command = [sys.executable, "-m", "snakemake", *SLURM, *QUICK, *CONFIG]
+        streams = {"stdout": output, "stderr": output}
+        campaign = subprocess.Popen(command, cwd=project, env=environment, **streams)
+        try:
+            cancelled = until(begun, 600)
+            run("scancel", cancelled)
+            assert campaign.wait(600) == 0, log.read_text()[-6000:]
+        finally:
+            campaign.terminate()
+            campaign.wait()
+        ended = dict(jobs("%i %T"))
     assert ended.pop(cancelled) == "CANCELLED" and set(ended.values()) == {"COMPLETED"}
     said = (project / f"results/tiny/logs/train/{KILLED}.log").read_text()
     assert "goes on at update" in said

@@ -29,13 +29,13 @@ rule recall:
         f" --config {CONFIG} --hash {{params.spec}} > {{log}} 2>&1"
 
 
-def read_by(wildcards):
-    return CAMPAIGN.read_by(CAMPAIGN.bench(wildcards.benchmark, wildcards.scale))
+def corpora_of(wildcards):
+    return CAMPAIGN.corpora_of(CAMPAIGN.bench(wildcards.benchmark, wildcards.scale))
 
 
 rule bench:
     input:
-        data=lambda w: [ancient(f"{FOLDER}/data/{n}/data.parquet") for n in read_by(w)],
+        data=lambda w: [ancient(f"{FOLDER}/data/{n}/data.parquet") for n in corpora_of(w)],
     output:
         f"{FOLDER}/bench/{{benchmark}}/{{scale}}.parquet",
     log:

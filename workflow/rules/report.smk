@@ -3,14 +3,13 @@ from os.path import relpath
 HERE = Path(relpath(PROJECT))  # as seen from the working folder: a copy has the same inputs
 SOURCES = (".py", ".csv", ".j2", ".css", ".js", ".mplstyle")
 REPORT = sorted(path for path in (HERE / "report").rglob("*") if path.suffix in SOURCES)
-
-SHIPPED = sorted((HERE / "results" / "published" / CAMPAIGN.name).glob("*.parquet"))
+PUBLISHED = HERE / "results" / "published"
 
 
 rule collect:
     input:
-        [f"{FOLDER}/{path}" for path in FILES],
-        SHIPPED * CAMPAIGN.published,
+        made=[f"{FOLDER}/{path}" for path in FILES],
+        shipped=sorted((PUBLISHED / CAMPAIGN.name).glob("*.parquet")) if CAMPAIGN.published else [],
     output:
         expand(f"{FOLDER}/{{kind}}.parquet", kind=(*records.FILES, "models")),
         settings=f"{FOLDER}/campaign.json",
@@ -34,13 +33,10 @@ rule report:
         f"python -m relation report --config {CONFIG} > {{log}} 2>&1"
 
 
-SHIPPED = HERE / "results" / "published"
-
-
 # The report of what is shipped: `make published`.
 rule published:
     input:
-        sorted(p for p in SHIPPED.glob("*/*.parquet") if p.parent.name != "report"),
+        sorted(p for p in PUBLISHED.glob("*/*.parquet") if p.parent.name != "report"),
         sorted((HERE / "config").glob("*.yaml")),
         source=REPORT,
     output:

@@ -1,0 +1,89 @@
+"""What a GPU does while it is timed: its clock, temperature and power, and what disturbs it."""
+
+import statistics
+import time
+from typing import Any
+
+import pynvml
+import torch
+
+_THROTTLES = {
+    "software power cap": pynvml.nvmlClocksEventReasonSwPowerCap,
+    "hardware slowdown": pynvml.nvmlClocksEventReasonHwSlowdown,
+    "software thermal slowdown": pynvml.nvmlClocksEventReasonSwThermalSlowdown,
+    "hardware thermal slowdown": pynvml.nvmlClocksEventReasonHwThermalSlowdown,
+    "hardware power brake": pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown,
+}
+_READINGS = {
+    "sm_clock": ("ClockInfo", pynvml.NVML_CLOCK_SM),
+    "temperature": ("Temperature", pynvml.NVML_TEMPERATURE_GPU),
+    "power": ("PowerUsage",),
+    "reasons": ("CurrentClocksEventReasons",),
+}
+
+
+class Conditions:
+    """Clock, temperature and power of a GPU, read by NVML while it is timed.
+
+    Make it before the first side's process is on the device.
+    """
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        self._gpu = self._driver = self._limit = self._before = None
+        self._forget()
+        if device.type != "cuda":
+            return
+        try:
+            pynvml.nvmlInit()
+            uuid = torch.cuda.get_device_properties(device).uuid
+            self._gpu = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+        except pynvml.NVMLError as error:
+            self._before = f"not observed, NVML: {error}"
+            return
+        self._driver = pynvml.nvmlSystemGetDriverVersion()
+        self._limit = self._read("MaxClockInfo", pynvml.NVML_CLOCK_SM)
+        # The least: work that ended just now shows for a moment.
+        rates = [time.sleep(0.3) or self._read("UtilizationRates") for _ in range(4)]
+        busy = min(0 if rate is None else rate.gpu for rate in rates)
+        if busy > 5:
+            self._before = f"the GPU was {busy}% busy before the start"
+
+    def _read(self, name: str, *rest: Any) -> Any | None:
+        """An NVML reading, None for what the GPU does not report."""
+        try:
+            return getattr(pynvml, f"nvmlDeviceGet{name}")(self._gpu, *rest)
+        except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_NoPermission):
+            return None
+
+    def _forget(self) -> None:
+        self._seen: dict[str, list] = {name: [] for name in _READINGS}
+
+    def look(self) -> None:
+        """Take a reading; cheap, and without effect on a CPU."""
+        if self._gpu is None:
+            return
+        for name, asked in _READINGS.items():
+            if (value := self._read(*asked)) is not None:
+                self._seen[name].append(value)
+
+    def columns(self) -> dict:
+        """Clocks (MHz), highest temperature (C) and power (W), and what disturbed, or None.
+
+        Of the readings since the last call.
+        """
+        clocks, temperatures, powers, reasons = self._seen.values()
+        disturbances = [self._before] if self._before else []
+        for name, bit in _THROTTLES.items():
+            if share := sum(bool(reason & bit) for reason in reasons):
+                disturbances.append(f"{name} in {share / len(reasons):.0%} of the readings")
+        self._forget()
+        return {
+            "driver": self._driver,
+            "sm_clock": statistics.median(clocks) if clocks else None,
+            "sm_clock_least": min(clocks, default=None),
+            "sm_clock_limit": self._limit,
+            "temperature": max(temperatures, default=None),
+            "power": max(powers) / 1e3 if powers else None,
+            "disturbed": "; ".join(disturbances) or None,
+        }

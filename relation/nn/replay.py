@@ -1,0 +1,278 @@
+"""A token of a batch on a GPU: one CUDA graph that reads the last ids and draws the next ones.
+
+`Prepared` has a decoder's weights as `relation.kernels.decoding` takes them; `Replay` captures a
+token of them and launches it again and again. The host launches a token before it reads the one
+before, so that neither waits for the other.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from relation.errors import InputError
+from relation.kernels import decoding
+from relation.nn.cache import Cache, DecodeState, HistoryCache
+from relation.nn.model import Block, Decoder, RopeTables
+from relation.nn.sampling import (
+    CHUNK,
+    Sampling,
+    draw,
+    kernel_draws,
+    kernel_temperature,
+    uniform_numbers,
+)
+from relation.variants import CALIBRATED, FULL, LINEAR
+
+
+class Places(NamedTuple):
+    """Where a batch stands, on the device.
+
+    lengths: (B,) int32, tokens that each row has read; active: (B,) int32, where 0 a row's Linear
+    states stay; tables: RoPE's, (places, d_h) FP32.
+    """
+
+    lengths: Tensor
+    active: Tensor
+    tables: RopeTables
+
+
+class BlockWeights:
+    """A block's weights: norms and Givens mixing in them, what reads one input joined, all cast."""
+
+    def __init__(self, letter: str, block: Block, dtype: torch.dtype):
+        mixer, ffn, self.letter = block.mixer, block.ffn, letter
+        wi = mixer.wi.weight if mixer.theta is None else mixer.mixed_wi()
+        readers = [mixer.w1.weight, mixer.w2.weight, wi]  # (H d_h, d) each, or of fewer heads
+        if letter == LINEAR:
+            vectors = mixer.a_log.detach().float(), mixer.dt_bias.detach().float()
+            self.retention = (mixer.retention_up.detach().to(dtype).contiguous(), *vectors)
+            readers.append(mixer.retention_down.weight)
+        if letter == FULL:
+            self.lam = mixer.arguments(mixer.wo.weight)[0].detach().float().clone()
+            self.transport_self = mixer.options["transport_self"]
+        self.inward = (torch.cat(readers) * block.mixer_norm.weight).to(dtype)
+        self.outward = mixer.wo.weight.to(dtype)
+        gate_up = torch.cat([ffn.gate.weight, ffn.up.weight])
+        self.gate_up = (gate_up * block.ffn_norm.weight).to(dtype)
+        self.down = ffn.down.weight.to(dtype)
+
+
+def why_plain(model: Decoder, device: torch.device, dtype: torch.dtype) -> str | None:
+    """The reason why `Prepared` cannot decode a model that computes in dtype, or None."""
+    config = model.config
+    for part, used in {
+        "Raw-X": config.raw_information,
+        "Linear Relation of shared heads": LINEAR in config.layout
+        and config.shared_heads < config.heads,
+        "QK-norm": config.qk_norm,
+        "an output gate": config.output_gate,
+        "a null logit": config.null_logit,
+        "calibrated attention": CALIBRATED in config.layout,
+    }.items():
+        if used:
+            return f"it has {part}, which the kernels do not"
+    return decoding.why_not(device, dtype, config.head_dim)
+
+
+class Prepared:
+    """A decoder's weights to decode with `relation.kernels.decoding`; the model reads prompts.
+
+    dtype: of the products and of the histories, BF16, FP16 or FP32. Raises InputError where
+    `why_plain` has a reason.
+    """
+
+    @torch.no_grad()
+    def __init__(self, model: Decoder, dtype: torch.dtype):
+        self.config = model.config
+        reason = why_plain(model, model.embedding.weight.device, dtype)
+        if reason:
+            raise InputError(f"the decoding kernels cannot run this model: {reason}")
+        blocks = zip(self.config.layout, model.blocks, strict=True)
+        self.layers = [BlockWeights(letter, block, dtype) for letter, block in blocks]
+        self.embedding = model.embedding.weight.detach().float()
+        self.outward = (self.embedding * model.norm.weight).to(dtype)
+        self.rope_tables = model.rope_tables
+
+    def token(self, ids: Tensor, state: DecodeState, places: Places) -> Tensor:
+        """Logits (B, V) FP32 of the tokens ids, (B,) int64, which `state` takes in, in place.
+
+        Nothing is waited for, and no length on the host changes. The places must be free: below
+        the histories' capacity and the tables' length. Weights, states and places are older than
+        the token, so every launch after the first, `embed`, may be chained.
+        """
+        config, project = self.config, partial(decoding.project, chained=True)
+        x = decoding.embed(ids.contiguous(), self.embedding, config.embedding_multiplier or 1.0)
+        for layer, cache in zip(self.layers, state.layers, strict=True):
+            projected = project(x, layer.inward, config.norm_eps)
+            y = self._mixed(layer, projected, cache, places)  # (B, d)
+            project(y, layer.outward, out=x, then=decoding.ADD)
+            hidden = project(x, layer.gate_up, config.norm_eps, then=decoding.GATE)  # (B, d_ff)
+            project(hidden, layer.down, out=x, then=decoding.ADD)
+        logits = x.new_empty(len(x), config.vocab_size)
+        return project(x, self.outward, config.norm_eps, logits)
+
+    def _mixed(
+        self, layer: BlockWeights, projected: Tensor, cache: Cache, places: Places
+    ) -> Tensor:
+        """The mixer's y, (B, d), of its projections of a token."""
+        config, (lengths, active, tables) = self.config, places
+        projected = projected.unflatten(1, (-1, config.head_dim))
+        if layer.letter == LINEAR:
+            projected = projected.unflatten(1, (4, config.heads))  # (B, 4, H, d_h)
+            given = layer.retention, tables, cache.tensors[0], lengths, active, config.tau
+            return decoding.linear_token(projected, projected[:, 3], *given, chained=True)
+        given = [projected, tables, cache.tensors, lengths]  # (B, H + 2 shared heads, d_h)
+        if layer.letter == FULL:
+            given += layer.lam, config.tau, layer.transport_self
+        return decoding.history_token(*given, chained=True)
+
+
+class Replay:
+    """One token after another: reads `ids`, draws the next into it, counts where rows stand.
+
+    logits: (B, V) of the prompts' last tokens, from which the first ids are drawn; state: what
+    has read the prompts; stop: a row that draws it has ended, and reads nothing more. A graph is of
+    one capacity: where a state is full, its memory doubles and the token is captured anew. On a
+    CPU, in Triton's interpreter, the token is run as it is.
+    """
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        state: DecodeState,
+        logits: Tensor,
+        sampling: Sampling,
+        stop: int | None,
+    ):
+        self._prepared, self._state, self._sampling, self._stop = prepared, state, sampling, stop
+        self._device, rows = logits.device, len(logits)
+        self._on_gpu = self._device.type == "cuda"
+        # Uniform numbers of CHUNK tokens, (CHUNK, B), and which of them each row cuts next, (B,).
+        self._uniforms = uniform_numbers(sampling.seed, rows)
+        self._numbers = torch.empty(CHUNK, rows, dtype=torch.float64, device=self._device)
+        self._place = torch.zeros(rows, dtype=torch.int64, device=self._device)
+        self._temperature = kernel_temperature(self._device, sampling)
+        self._drawn = 0
+        self._refill()
+        # Where the rows stand, and the first ids.
+        self.longest = state.length
+        lengths = torch.full((rows,), state.length, dtype=torch.int32, device=self._device)
+        if state.lengths is not None:
+            lengths.copy_(state.lengths)
+        self.ids = draw(logits, self._numbers[0], sampling)
+        ended = self.ids == stop if stop is not None else torch.zeros_like(self.ids)
+        for cache in state.layers:
+            cache.tensors = tuple(x.contiguous() for x in cache.tensors)
+        self._places = Places(lengths, (ended == 0).to(torch.int32), self._room())
+        # Two copies of the ids: one is read while the next is written.
+        host = partial(torch.empty, rows, dtype=torch.int64, pin_memory=self._on_gpu)
+        self._on_host = [host(), host()]
+        self._prepare()
+
+    @torch.no_grad()
+    def next(self) -> None:
+        """Read the ids and draw the next ones; the host goes on at once."""
+        if self.longest >= self._capacity:
+            self._run = None
+            self._places = self._places._replace(tables=self._room())
+            self._prepare()
+        self._drawn += 1
+        if self._drawn % CHUNK == 0:
+            self._refill()
+        self._run()
+        self.longest += 1
+
+    def read_later(self) -> Callable[[], list[int]]:
+        """A function that waits for the ids as they are at this point of the GPU's work.
+
+        So the host reads them while the GPU works on the next token. At most two may be open.
+        """
+        self._on_host.reverse()
+        buffer = self._on_host[0]
+        buffer.copy_(self.ids, non_blocking=True)
+        if not self._on_gpu:
+            return buffer.tolist
+        drawn = torch.cuda.Event()
+        drawn.record(torch.cuda.current_stream(self._device))
+
+        def read() -> list[int]:
+            drawn.synchronize()
+            return buffer.tolist()
+
+        return read
+
+    def rewind(self, tokens: int) -> None:
+        """Let every row have read so many tokens, no more than it has room for: to time one."""
+        self._places.lengths.fill_(tokens)
+        self.longest = tokens
+
+    def run(self, count: int) -> Iterator[list[int]]:
+        """Yield the ids of `count` tokens, (B,) each; at the end the state learns its lengths."""
+        try:
+            for drawn in range(1, count + 1):
+                read = self.read_later()
+                if drawn < count:
+                    self.next()
+                yield read()
+        finally:
+            self._state.set_lengths(self._places.lengths.tolist())
+
+    def _token(self) -> None:
+        """What one graph holds: read the ids, draw the next ones, count where the rows stand."""
+        lengths, active, _ = self._places
+        logits = self._prepared.token(self.ids, self._state, self._places)
+        if kernel_draws(logits, self._sampling):
+            counts = self._place, lengths, active
+            given = logits, self._temperature, self._numbers, self.ids, counts, self._stop
+            decoding.draw(*given, chained=True)
+            return
+        self._place.add_(1)
+        uniforms = self._numbers.index_select(0, self._place[:1] % CHUNK)[0]
+        ids = draw(logits, uniforms, self._sampling)
+        lengths.add_(active)
+        if self._stop is not None:
+            ids = ids.masked_fill(active == 0, self._stop)
+            active.mul_(ids != self._stop)
+        self.ids.copy_(ids)
+
+    def _room(self) -> RopeTables:
+        """Take memory for another token, a full history's twice over; returns RoPE's tables."""
+        histories = [layer for layer in self._state.layers if isinstance(layer, HistoryCache)]
+        for history in histories:
+            history.length = self.longest
+            history.reserve(self.longest + 1)
+        capacities = [history.capacity for history in histories]
+        places = max([1 << self.longest.bit_length(), *capacities])  # a Linear state has no end
+        self._capacity = min([places, *capacities])
+        return self._prepared.rope_tables(torch.arange(places, device=self._device))
+
+    def _prepare(self) -> None:
+        """Compile the token's kernels and capture it; on a CPU it is run as it is."""
+        if not self._on_gpu:
+            self._run = self._token
+            return
+        counted = [self.ids, self._place, self._places.lengths, self._places.active]
+        kept = [x.clone() for x in counted]
+        # Rows that have ended read nothing: only places past their ends are written.
+        self._places.active.zero_()
+        with torch.cuda.device(self._device):
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                for _ in range(2):
+                    self._token()
+            torch.cuda.current_stream().wait_stream(side)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                self._token()
+        for x, value in zip(counted, kept, strict=True):
+            x.copy_(value)
+        self._run = graph.replay
+
+    def _refill(self) -> None:
+        """Send the uniform numbers of the next CHUNK tokens."""
+        numbers = next(self._uniforms)
+        self._numbers.copy_(numbers.pin_memory() if self._on_gpu else numbers, non_blocking=True)
