@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -26,7 +27,7 @@ from report.figures.style import COLOUR, INK, MUTED, Bar, forest, grid, plot, sa
 from report.render import number
 
 MARGIN = 0.01  # nat/token, within which two arms count as equivalent
-EVERY_ARM = 216  # all arms have the fresh seeds below, the primary ones further ones
+FRESH, EVERY_ARM = range(200, 248), 216  # seeds of primary arms; all arms have those below
 DIVERGED = 0.5  # nat/token above the median of an arm at a rate
 TUNED = "tuned"
 LESS, ALIKE, RATES_OPEN = "− MHA", "− MHA with the same additions", "rates open"
@@ -69,7 +70,7 @@ def sections(published: Path, folder: Path) -> list[Section]:
     runs, probes = ended(fair["runs"], fair["probes"]), fair["probes"]
     with style.styled():
         found = [
-            progressed(arms(runs, probes, pd.concat([fair["steps"], books["steps"]])), runs),
+            *progressed(arms(runs, probes, pd.concat([fair["steps"], books["steps"]])), runs),
             comparisons(runs),
             *elsewhere(runs),
             head_start(runs, probes, folder),
@@ -82,12 +83,12 @@ def sections(published: Path, folder: Path) -> list[Section]:
     return [section for section in found if section is not None]
 
 
-def progressed(section: Section | None, runs: pd.DataFrame) -> Section | None:
-    """A section that also says how many of the runs that `fair` plans are there."""
+def progressed(sections: list[Section], runs: pd.DataFrame) -> list[Section]:
+    """The first of some sections also says how many of the runs that `fair` plans are there."""
     planned = {run.hash for run in plan.load({"campaign": "fair"}).planned}
     there = len(planned.intersection(runs["hash"]))
     told = f"Of the {len(planned)} runs that campaign `fair` plans, {there} are here."
-    return section and replace(section, progress=told)
+    return [replace(section, progress=told) for section in sections[:1]] + sections[1:]
 
 
 def minus(over: str, under: str) -> str:
@@ -195,11 +196,7 @@ def tuned_alike(runs: pd.DataFrame) -> str:
         return f"{minus(over, under)}: {signed(found.welch)} over {seeds}"
 
     there = compared(runs).query("family == 'primary'").itertuples()
-    verdicts = [
-        f"{told(one.over, one.under, one.found)}, "
-        f"{verdict(one.found.welch.value, one.p, one.within)}"
-        for one in there
-    ]
+    verdicts = [f"{told(one.over, one.under, one.found)}, {verdict(one)}" for one in there]
     if verdicts:
         return f"Each variant at its own learning rate, on a larger corpus: {'; '.join(verdicts)}."
     best = at_best(runs)
@@ -239,57 +236,76 @@ def apart(runs: pd.DataFrame, over: str, under: str, end: float = math.inf) -> A
 
 
 def compared(runs: pd.DataFrame) -> pd.DataFrame:
-    """The comparisons with verdicts at 10M: family, over, under, found (Apart), p and within.
+    """The comparisons with verdicts at 10M: family, over, under, seeds, found, p and within.
+
+    seeds: how many the protocol gives them; found: an Apart of those that have run.
 
     p, within: of a difference and of equivalence, after Holm's correction over the whole family,
     of which runs may not be there yet: the primary comparisons; and all arms other than MHA beside
     it on the seeds that every arm has.
     """
-    asked = [("primary", *pair, math.inf) for pair in primary(runs)]
+    asked = [("primary", *pair, FRESH.stop) for pair in primary(runs)]
     asked += [("arms", name, "mha", EVERY_ARM) for name in ARMS if name != "mha"]
     rows = []
     for family, over, under, end in asked:
         found = apart(of(runs, "10M"), over, under, end)
         p = (found.welch.p, found.welch.within(MARGIN)) if found else [math.nan] * 2
-        rows.append((family, over, under, found, *p))
+        rows.append((family, over, under, end - FRESH.start, found, *p))
     tests = ["p", "within"]
-    table = pd.DataFrame(rows, columns=["family", "over", "under", "found", *tests])
+    table = pd.DataFrame(rows, columns=["family", "over", "under", "seeds", "found", *tests])
     table[tests] = table.groupby("family")[tests].transform(stats.holm)
     return table.dropna(subset="found")
 
 
-def verdict(difference: float, p: float, within: float) -> str:
-    """The protocol's word. p, within: corrected p of a difference and of equivalence."""
-    way = "better" if difference < 0 else "worse"
-    if within < 0.05:
-        return f"both: {way}, by less than ±{MARGIN}" if p < 0.05 else "equivalent"
-    return way if p < 0.05 else "not established"
+def verdict(one: Any) -> str:
+    """The protocol's word of a row of `compared`; none before all its seeds have run."""
+    if len(one.found.seeds) < one.seeds:
+        return f"open: {len(one.found.seeds)} of {one.seeds} seeds"
+    way = "better" if one.found.welch.value < 0 else "worse"
+    if one.within < 0.05:
+        return f"both: {way}, by less than ±{MARGIN}" if one.p < 0.05 else "equivalent"
+    return way if one.p < 0.05 else "not established"
 
 
-def arms(runs: pd.DataFrame, probes: pd.DataFrame, steps: pd.DataFrame) -> Section | None:
-    """Arms at 10M and their own rates: on fresh seeds or, before any ran, on those that chose.
-
-    Raises InputError where the fresh runs of one have several rates.
-    """
-    own = of(runs, "10M")
-    fresh = len(own) > 0
-    own = own if fresh else at_best(runs)
-    if own.empty:
-        return None
+def arms(runs: pd.DataFrame, probes: pd.DataFrame, steps: pd.DataFrame) -> list[Section]:
+    """Arms at 10M and their own rates: on fresh seeds and, until all have these, on those that
+    chose. Raises InputError where the fresh runs of one have several rates."""
+    fresh, chose = of(runs, "10M"), at_best(runs)
     decided = compared(runs).query("under == 'mha'").drop_duplicates("over").set_index("over")
-    curves, complete, rows = validation(probes, own), whole(runs), []
-    for variant, arm in own.groupby("variant"):
-        if arm["learning_rate"].nunique() > 1:
-            raise InputError(f"the fresh runs of {variant} have several learning rates")
-        known: dict[str, object] = {}
-        if fresh:
-            found = decided["found"].get(variant)
-        else:
-            found = apart(own, variant, "mha") if variant != "mha" else None
-            best, *_ = best_rate(searched(runs).query("variant == @variant"))
+    tables = {}
+    if len(fresh):
+        several = fresh.groupby("variant")["learning_rate"].nunique().gt(1)
+        if several.any():
+            raise InputError(f"the fresh runs of {several.idxmax()} have several learning rates")
+        tables["arms"] = beside_mha(fresh, decided["found"].to_dict(), probes, steps)
+    if len(chose) and not set(ARMS) <= set(fresh["variant"]):
+        less = {name: apart(chose, name, "mha") for name in ARMS if name != "mha"}
+        table = beside_mha(chose, less, probes, steps)
+        # What a few runs at few rates show is no rank, and speeds that most lack compare nothing.
+        fitted, complete = {}, whole(runs)
+        for variant, own in searched(runs).groupby("variant"):
+            best, *_ = best_rate(own)
             named = "open" if variant in complete else RATES_OPEN
-            known["fitted rate"] = f"{best:.3g}" if best else named
-        known |= dict.fromkeys((LESS, "common seeds", "", ON_THESE, ALIKE), "")
+            fitted[title(variant)] = f"{best:.3g}" if best else named
+        table.insert(2, "fitted rate", table["variant"].map(fitted))
+        table = table.sort_values("fitted rate", key=lambda of: of == RATES_OPEN, kind="stable")
+        gone = [name for name in SPEEDS if name in table and (table[name] == UNMEASURED).any()]
+        tables["search"] = table.drop(columns=["diverged", *gone])  # no best rate has a divergence
+    summaries = (tuned_alike(runs), "")
+    return [
+        Section(name, table, summary=told)
+        for (name, table), told in zip(tables.items(), summaries, strict=False)
+    ]
+
+
+def beside_mha(
+    own: pd.DataFrame, less: dict[str, Apart | None], probes: pd.DataFrame, steps: pd.DataFrame
+) -> pd.DataFrame:
+    """A row an arm, the lowest NLL first. less: each arm less MHA."""
+    curves, rows = validation(probes, own), []
+    for variant, arm in own.groupby("variant"):
+        found = less.get(variant)
+        known = dict.fromkeys((LESS, "common seeds", "", ON_THESE, ALIKE), "")
         known[""] = found and found.welch
         if found:
             mha = own[(own["variant"] == "mha") & own["seed"].isin(found.seeds)]["nll"].mean()
@@ -307,13 +323,7 @@ def arms(runs: pd.DataFrame, probes: pd.DataFrame, steps: pd.DataFrame) -> Secti
     whole_mha = f"{own.query('variant == @PAIRED[0]')['nll'].mean():.4f}"
     if ON_THESE in shown and shown[ON_THESE].isin(["", whole_mha]).all():
         shown = shown.drop(columns=ON_THESE)  # the same as in MHA's own row
-    if fresh:
-        return Section("arms", shown, summary=tuned_alike(runs))
-    # What a few runs at few rates show is no rank, and speeds that most lack compare nothing.
-    shown = shown.sort_values("fitted rate", key=lambda rates: rates == RATES_OPEN, kind="stable")
-    gone = [name for name in SPEEDS if name in shown and (shown[name] == UNMEASURED).any()]
-    shown = shown.drop(columns=["diverged", *gone])  # no best rate has a divergence
-    return Section("search", shown, summary=tuned_alike(runs))
+    return shown
 
 
 def summary(arm: pd.DataFrame, known: dict[str, object] | None = None) -> dict[str, object]:
@@ -377,7 +387,7 @@ def comparisons(runs: pd.DataFrame) -> Section | None:
     rows = []
     for one in compared(runs).itertuples():
         row = {"comparison": minus(one.over, one.under), "family": FAMILIES[one.family]}
-        row["verdict"] = verdict(one.found.welch.value, one.p, one.within)
+        row["verdict"] = verdict(one)
         tests = {"p": one.p, f"p within ±{MARGIN}": one.within}
         rows.append(row | differing(one.found) | {name: p_text(p) for name, p in tests.items()})
     return Section("comparisons", recorded(rows)) if rows else None

@@ -106,8 +106,22 @@ def test_planted_differences_and_equivalence_get_their_verdicts():
     rest = table.loc["each variant"].set_index("comparison")
     assert len(rest) == 4 and set(rest["seeds"]) == {"16"}
     assert rest.loc[study.minus("mha-self", "mha"), "verdict"] == "better"
-    words = [study.verdict(0.001, *p) for p in ((0.01, 0.01), (0.9, 0.9))]
-    assert words == ["both: worse, by less than ±0.01", "not established"]
+    near = study.ended(fair_runs(0.002, 48, mha=0, full=0.004), no_probes())
+    assert study.comparisons(near).table["verdict"][0] == "both: worse, by less than ±0.01"
+    noisy = study.ended(fair_runs(0.1, 48, mha=0, full=0.001), no_probes())
+    assert study.comparisons(noisy).table["verdict"][0] == "not established"
+
+
+def test_no_verdict_before_all_seeds_and_the_search_stays_until_every_arm_has_fresh_ones():
+    runs = fair_runs(0.001, 40, **{"mha": 0, "full": -0.05, "full-gate": -0.1})
+    gone = runs["variant"].eq("full-gate") & runs["variation"].str.startswith("tuned")
+    runs = study.ended(runs[~gone].assign(hash="unplanned"), no_probes())
+    table = study.comparisons(runs).table.set_index("family")
+    assert table.loc["primary", "verdict"] == "open: 40 of 48 seeds"
+    assert table.loc["each variant", "verdict"] == "better"  # its 16 have run
+    fresh, search = study.arms(runs, no_probes(), no_steps())
+    assert len(fresh.table) == 2 and "open: 40 of 48 seeds" in fresh.summary
+    assert len(search.table) == 3 and not search.summary
 
 
 def test_holm_corrects_over_all_arms_though_few_have_run():
@@ -126,7 +140,8 @@ def test_a_run_that_stopped_enters_with_its_last_finite_loss():
     probes.loc[3] = ["10M", "tuned", "mha", 203, 30, "validation_nll", 3.3, 30]
     runs = study.ended(runs, probes)
     assert runs.loc[runs["final_nll"].isna(), "nll"].tolist() == [5.25]
-    arm = study.arms(runs, probes, no_steps()).table.set_index("variant").loc["Full Relation"]
+    fresh, _ = study.arms(runs, probes, no_steps())
+    arm = fresh.table.set_index("variant").loc["Full Relation"]
     assert (arm["diverged"], arm["NLL"][:5]) == ("1", "3.350")  # 3.25 + 2 / 20
     row = study.comparisons(runs).table.iloc[0]
     assert row["Welch"].startswith("+0.0") and row["without diverged"].startswith("−0.0")
@@ -175,7 +190,7 @@ def test_before_fresh_seeds_the_runs_that_chose_the_rates_are_compared():
     lost = runs["variant"].eq("full") & runs["learning_rate"].eq(RATES[2]) & runs["seed"].eq(143)
     runs.loc[lost, "final_nll"] = np.nan  # a rate with a divergence is not the best
     runs["final_nll"] += 0.001 * (runs["seed"] - 142)
-    section = study.arms(study.ended(runs, no_probes()), no_probes(), no_steps())
+    (section,) = study.arms(study.ended(runs, no_probes()), no_probes(), no_steps())
     table = section.table.set_index("variant")
     assert section.name == "search" and list(table["runs"]) == ["4", "4", "4"]
     assert table.loc["MHA", ["rate", "fitted rate"]].tolist() == ["0.001", "0.001"]
@@ -190,7 +205,7 @@ def test_an_arm_whose_rates_are_open_is_no_winner_and_its_difference_tells_its_s
     late = runs["variant"].eq("mha-gate") & runs["seed"].gt(142)
     runs = study.ended(runs[~late].assign(hash="unplanned"), no_probes())
     runs["nll"] += 0.001 * (runs["seed"] - 142)
-    section = study.progressed(study.arms(runs, no_probes(), no_steps()), runs)
+    (section,) = study.progressed(study.arms(runs, no_probes(), no_steps()), runs)
     assert list(section.table["variant"]) == ["Full Relation", "MHA", "MHA, output gate"]
     assert "diverged" not in section.table and "GPU minutes" not in section.table
     table = section.table.set_index("variant").loc["MHA, output gate"]
@@ -215,7 +230,8 @@ def test_an_arm_has_its_speed_and_the_time_to_mhas_loss_or_says_why_not():
     )
     probes = curves(full=(0, 0, -1.0), **{"full-gate": (0, 0, 0.1)})
     runs = study.ended(fair_runs(mha=0, full=-0.05, **{"full-gate": 0.1}), no_probes())
-    table = study.arms(runs, probes, steps).table.set_index("variant")
+    fresh, _ = study.arms(runs, probes, steps)
+    table = fresh.table.set_index("variant")
     assert table.loc["MHA", "GPU minutes"] == "2.5"  # 150M tokens at 1M tok/s
     # Its curve falls from 3 to 1 over the second half, and passes MHA's 2 in the middle of it.
     assert table.loc["Full Relation", "GPU minutes"] == f"{0.75 * BUDGET / 0.9e6 / 60:.1f}"
