@@ -106,7 +106,9 @@ def losses(of_settings: Sequence[pd.DataFrame]) -> list[dict[str, Any]]:
         cells = [[stats.mean(of[k].dropna()) for of in (own, apart)] for k in own]
         rows.append({"scale": scale, "variant": data.title(variant), "cells": cells})
     order = {title: place for place, title in enumerate(map(data.title, VARIANTS))}
-    return sorted(rows, key=lambda row: (data.size(row["scale"]), order.get(row["variant"], 99)))
+    return sorted(
+        rows, key=lambda row: (data.size(row["scale"]), row["scale"], order.get(row["variant"], 99))
+    )
 
 
 def cost(cells: pd.DataFrame) -> str:
