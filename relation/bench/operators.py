@@ -212,36 +212,22 @@ def _error(peer: Peer, dtype: torch.dtype, shape: Shape, device: torch.device) -
     return worst
 
 
-def compare(
-    shapes: Sequence[Shape],
-    peers: Sequence[str],
-    precision: str,
-    device: torch.device,
-    rounds: int = 20,
-) -> Iterator[list[dict]]:
-    """Of each shape, a row a measure and peer; the first peer is the subject of the ratios."""
-    sides = {name: partial(peer_calls, name, precision) for name in peers}
-    conditions = protocol.Conditions(device)
-    progress = machine.Progress("bench operators", len(shapes), "shapes")
-    with protocol.Sides(sides, conditions) as processes, progress:
-        for shape in shapes:
-            found = processes.compare((shape,), MEASURES, rounds)
-            seen, rows = conditions.columns(), []
-            for measure, name in itertools.product(MEASURES, peers):
-                answers = found[name]
-                rows.append({
-                    "peer": name,
-                    "measure": measure,
-                    **shape._asdict(),
-                    "precision": precision,
-                    **{n: answers.columns(measure).get(n) for n in _COLUMNS},
-                    **protocol.median_columns("seconds", answers.samples.get(measure, [])),
-                    **protocol.ratio_columns(answers, found[peers[0]], measure),
-                    "host_seconds": answers.facts.get(f"host {measure}"),
-                    **seen,
-                })  # fmt: skip
-            progress.advance(1, ",".join(map(str, shape)))
-            yield rows
+def rows_of(
+    found: dict[str, protocol.Answers], subject: str, shape: Shape, precision: str, seen: dict
+) -> Iterator[dict]:
+    """A row a measure and peer; seen: the device's conditions meanwhile."""
+    for measure, (name, answers) in itertools.product(MEASURES, found.items()):
+        yield {
+            "peer": name,
+            "measure": measure,
+            **shape._asdict(),
+            "precision": precision,
+            **{n: answers.columns(measure).get(n) for n in _COLUMNS},
+            **protocol.median_columns("seconds", answers.samples.get(measure, [])),
+            **protocol.ratio_columns(answers, found[subject], measure),
+            "host_seconds": answers.facts.get(f"host {measure}"),
+            **seen,
+        }
 
 
 def table(rows: Sequence[dict]) -> str:
@@ -272,14 +258,18 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise InputError("give at least 1 round, and documents of 0 or more tokens")
     shapes = [Shape.parse(text, given.documents) for text in given.shapes]
     precision = given.precision or ("bf16" if given.device == "cuda" else "fp32")
-    rows: list[dict] = []
-    given.output.parent.mkdir(parents=True, exist_ok=True)
-    with machine.claim(given.device, empty=True) as device:
-        asked = records.origin("", machine.describe(device))
-        for found in compare(shapes, peers, precision, device, given.rounds):
-            rows += found
-            with records.atomic(given.output) as temporary:  # after each shape: none is lost
-                pd.DataFrame(rows).assign(**asked).to_parquet(temporary)
-    print(f"{asked['device']}, {precision}; ratios over {peers[0]}")
+    sides, rows = {name: partial(peer_calls, name, precision) for name in peers}, []
+    progress = machine.Progress("bench operators", len(shapes), "shapes")
+    with machine.claim(given.device, empty=True) as device, progress:
+        conditions = protocol.Conditions(device)
+        origin = records.origin("", machine.describe(device))
+        with protocol.Sides(sides, conditions) as processes:
+            for shape in shapes:
+                found = processes.compare((shape,), MEASURES, given.rounds)
+                rows += rows_of(found, peers[0], shape, precision, conditions.columns())
+                progress.advance(1, ",".join(map(str, shape)))
+                with records.atomic(given.output) as temporary:  # after each shape: none is lost
+                    pd.DataFrame(rows).assign(**origin).to_parquet(temporary)
+    print(f"{origin['device']}, {precision}; ratios over {peers[0]}")
     print(table(rows))
     print(given.output)
