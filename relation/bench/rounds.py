@@ -335,7 +335,7 @@ def record(
     is given for it; row(side, measure, given, answers): columns of the kind.
     Whatever a side meets, out of memory, a crash or a missing backend, is its row's status.
     """
-    names, rows, key = records.columns(kind), [], records.key(bench, kind)
+    names, rows, key = records.KINDS[kind].names, [], records.key(bench, kind)
     with machine.claim(bench.device, empty=True) as device:
         conditions = Conditions(device)
         for sides in groups:

@@ -4,12 +4,6 @@ Importing it registers `RelationConfig`, `RelationModel` and `RelationForCausalL
 classes, and the attention "relation". It needs the extra `hf`.
 """
 
-try:
-    import transformers  # noqa: F401
-except ImportError as error:
-    said = "relation.hf needs transformers; give `pip install '.[hf]'` in the project's folder"
-    raise ModuleNotFoundError(said, name="transformers") from error
-
 from relation.hf.attention import add_lambda
 from relation.hf.modeling import RelationCache, RelationConfig, RelationForCausalLM, RelationModel
 

@@ -81,7 +81,7 @@ def test_what_is_written_is_read(tmp_path: Path, kind: str) -> None:
     again = records.read([tmp_path / "frame.parquet", tmp_path / "list.parquet"], kind)
     pd.testing.assert_frame_equal(again, pd.concat([frame, frame], ignore_index=True))
     empty = records.read([], kind)
-    assert empty.empty and list(empty.columns) == records.columns(kind)
+    assert empty.empty and list(empty.columns) == records.KINDS[kind].names
 
 
 def test_columns_that_are_missing_unknown_or_of_another_type_are_refused(tmp_path: Path) -> None:
