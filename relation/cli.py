@@ -346,10 +346,8 @@ def _generate(campaign: Campaign, options: Options) -> None:
 
 
 def _export(campaign: Campaign, options: Options) -> Path:
-    try:
-        from relation.hf.export import export
-    except ImportError as error:
-        raise InputError(str(error).partition("\n")[0]) from None
+    from relation.hf.export import export
+
     run = campaign.run(options.target)
     tokenizer = _data(campaign, run) / "tokenizer.json"
     export(run, _checkpoint(campaign, run), tokenizer, options.folder)
@@ -449,9 +447,7 @@ def main(arguments: list[str] | None = None) -> int:
             _run(sys.argv[1:] if arguments is None else arguments)
         finally:
             sys.stdout.flush()
-    except RelationError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        return 0
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return 130
@@ -459,15 +455,16 @@ def main(arguments: list[str] | None = None) -> int:
         # The interpreter flushes standard output once more as it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    except RelationError as error:
+        said = str(error)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         reason = error.strerror or str(error).partition("\n")[0]
-        print(f"error: {where}{reason}; mend that and run the same command again", file=sys.stderr)
-        return 2
+        said = f"{where}{reason}; mend that and run the same command again"
     except ModuleNotFoundError as error:
         name = (error.name or "").partition(".")[0]
         if name in ("", "relation", "report"):
             raise
-        print(f"error: {name} is not installed; `make setup` installs all", file=sys.stderr)
-        return 2
-    return 0
+        said = f"{name} is not installed; `make setup` installs all"
+    print(f"error: {said}", file=sys.stderr)
+    return 2

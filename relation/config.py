@@ -116,9 +116,7 @@ class Options(Section):
     init_std: Deviation = key("Deviation of the normal initial weights, or a rule of the width d")
     linear_init: Literal["normal", "torch"] = key("Initial projections; torch: as nn.Linear")
     embedding_std: Deviation | None = key("Deviation of the initial embedding; null: init_std")
-    embedding_multiplier: Positive | Literal["sqrt(d)"] | None = key(
-        "Before the first block; null: 1"
-    )
+    embedding_multiplier: Positive | Literal["sqrt(d)"] | None = key("Before the blocks; null: 1")
     scale_residual_init: StrictBool = key("Whether W_O and W_down start divided by sqrt(2L)")
     paired_weights: Literal["shared", "separate"] = key("Whether a pair starts alike")
     norm_eps: Positive = key("Epsilon of RMSNorm")
@@ -172,9 +170,7 @@ class Corpus(Section):
     train_tokens: Count | None = key("Stop the training split here, tokens; null: all of it")
     validation_tokens: Count | None = key("Stop the validation split here, tokens; null: all of it")
     tokenizer_characters: Count | None = key("Train BPE on so many characters; null: on all")
-    document_characters: Count | None = key(
-        "Cut and shuffle pieces of so many; null: whole documents"
-    )
+    document_characters: Count | None = key("Shuffle pieces of so many; null: whole documents")
 
 
 class Scale(Options):
@@ -288,9 +284,7 @@ class CampaignSection(Options):
     columns: list[Column] = key("The settings that the report shows side by side, at most four")
     diagnosed: list[Variant] = key("Variants whose checkpoints are diagnosed")
     length: Length | None = key("Texts longer than trained; null: not measured")
-    efficiency_window: Annotated[Positive, Field(le=1)] = key(
-        "Trailing window, share of the budget"
-    )
+    efficiency_window: Annotated[Positive, Field(le=1)] = key("Trailing window, share of budget")
     systems: Systems | None = key("The systems benchmarks; null: none")
     recall: RecallSection | None = key("Associative recall; null: none")
     check: StrictBool = key("Whether operators and gradients are checked against FP64")
@@ -304,9 +298,7 @@ class Choice(Section):
     variations: Restriction = key("The same of variations")
     variants: Restriction = key("The same of variants")
     seeds: Restriction = key("The same of seeds")
-    corpus: StrictStr | None = key(
-        "Text file, folder, Parquet or OWNER/NAME@REVISION of the hub, read instead"
-    )
+    corpus: StrictStr | None = key("File, folder or OWNER/NAME@REVISION of the hub, read instead")
     published: Switch = key("Whether runs in results/published count as done")
     vary: StrictStr | None = key('A one-off, "learning_rate=2e-2": the first chosen variation so')
     runs_per_gpu: Literal[1, 2, 4, 5] | None = key("Runs that share a GPU; null: one")

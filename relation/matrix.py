@@ -8,7 +8,6 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -58,18 +57,13 @@ class Matrix:
     corpus: str | None
     variations: dict[str, dict]
 
-    @cached_property
-    def values(self) -> dict:
-        """The section's keys that were given, with plain values."""
-        return self.section.given()
-
     def options(self, scale: str, variant: str, changes: Mapping = {}) -> dict:
         """The options of a run: the campaign's, over them the scale's, over those a variation's.
 
         In each, what its `overrides` say of the variant comes last. changes: the variation.
         """
-        places = []
-        for place in (self.values, self.values["scales"][scale], changes):
+        places, values = [], self.section.given()
+        for place in (values, values["scales"][scale], changes):
             places += [place, place.get("overrides", {}).get(variant, {})]
         merged: dict = {"learning_rate_factor": 1.0, "backends": {}}
         for place in places:
@@ -131,7 +125,8 @@ class Matrix:
 
     def run(self, key: tuple, data: Data, o: dict, further: bool) -> Run:
         """One run. Raises InputError where its values contradict each other."""
-        scale, variation, variant, seed = key
+        named = dict(zip(("scale", "variation", "variant", "seed"), key, strict=True))
+        scale, variation, variant, _ = key
         where = f"config/{self.name}.yaml: scale {scale}, variation {variation}, variant {variant}"
         tokens = o["micro"] * o["accumulation"] * o["context"]
         if tokens != o["tokens_per_update"]:
@@ -158,14 +153,11 @@ class Matrix:
         separate = o["paired_weights"] == "separate" and variant != "mha"
         return Run(
             campaign=self.name,
-            scale=scale,
-            variation=variation,
-            variant=variant,
-            seed=seed,
             model=self.model(where, variant, o),
             data=data,
             init_key=variant if separate else None,
             further=further,
+            **named,
             **taken,
         )
 
@@ -359,7 +351,7 @@ def check_job(matrix: Matrix) -> Check | None:
     geometry = {scale: matrix.at(scale) for scale in scales}
     o = next(iter(geometry.values()))
     length, micro, draws = _CHECKED[o["precision"]]
-    sides, at = [], []
+    sides: list[tuple[str, Side]] = []  # beside the scale that each is of
     for name, variant in VARIANTS.items():
         pattern = len(variant.pattern)
         found = [scale for scale in scales if name in (scales[scale].variants or ())]
@@ -377,8 +369,7 @@ def check_job(matrix: Matrix) -> Check | None:
                 micro=min(micro, own["micro"]),
                 accumulation=2,
             )
-            sides.append(side)
-            at.append(scale)
+            sides.append((scale, side))
     shapes: dict[tuple, dict] = {}
     for scale, g in geometry.items():
         # Heads do not meet in the operator: two are enough. Scales of one shape are checked once.
@@ -391,8 +382,8 @@ def check_job(matrix: Matrix) -> Check | None:
         linear=o["backends"]["linear"],
         shapes=tuple(shapes.values()),
         draws=16,
-        gradients=tuple(sides),
-        gradient_scales=tuple(at),
+        gradients=tuple(side for _, side in sides),
+        gradient_scales=tuple(scale for scale, _ in sides),
         gradient_draws=draws,
         **{n: o[n] for n in ("precision", "compile", "device")},
     )

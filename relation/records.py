@@ -86,13 +86,7 @@ def _kinds() -> dict[str, pa.Schema]:
 
 
 KINDS = _kinds()  # the columns of each kind; a field's metadata hold its unit and meaning
-ORIGIN = ["hash", "commit", "device", "versions", "created"]
 PACKAGES = ("torch", "triton", "numpy", "pyarrow", "tokenizers", "datasets")
-
-
-def columns(kind: str) -> list[str]:
-    """Names of a kind's columns, in order."""
-    return KINDS[kind].names
 
 
 @contextmanager
@@ -183,7 +177,7 @@ def write(
 ) -> None:
     """Write rows of a kind atomically, each with what is `known` of all: key and origin.
 
-    Raises InputError where a column is missing, unknown or of another type.
+    Raises InputError where a column is missing or unknown, ArrowException for another type.
     """
     layout, given = KINDS[kind], dict(known or {})
     if isinstance(rows, pd.DataFrame):
@@ -194,13 +188,10 @@ def write(
     for names in found:
         if odd := sorted(names ^ set(layout.names)):
             raise InputError(f"{path}: rows and columns of {kind} differ in {', '.join(odd)}")
-    try:
-        if isinstance(rows, pd.DataFrame):
-            table = pa.Table.from_pandas(rows.assign(**given), layout, preserve_index=False)
-        else:
-            table = pa.Table.from_pylist(rows, layout)
-    except pa.ArrowException as error:
-        raise InputError(f"{path}: {str(error).splitlines()[0]}") from None
+    if isinstance(rows, pd.DataFrame):
+        table = pa.Table.from_pandas(rows.assign(**given), layout, preserve_index=False)
+    else:
+        table = pa.Table.from_pylist(rows, layout)
     split = {}  # floats byte by byte, the rest in dictionaries: the smallest of Parquet's ways
     for name, of in zip(layout.names, layout.types, strict=True):
         if pa.types.is_floating(of):
@@ -224,9 +215,9 @@ def _table(path: Path, kind: str, names: Sequence[str] | None = None) -> pa.Tabl
     """Some columns of a file, all by default, with every page's checksum verified."""
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
-            lacking = sorted(set(columns(kind)) - set(file.schema_arrow.names))
+            lacking = sorted(set(KINDS[kind].names) - set(file.schema_arrow.names))
             if not lacking:
-                return file.read(names or columns(kind))
+                return file.read(names or KINDS[kind].names)
     except FileNotFoundError:
         raise InputError(f"{path} is missing; run snakemake to make it") from None
     except (pa.ArrowException, OSError, ValueError) as error:

@@ -43,15 +43,11 @@ def operator(side: Side, precision: str, device: torch.device, context: int):
 
 def measure(bench: Bench, out: Path) -> None:
     """Time every operator at every context and write the record of kind `complexity`."""
-    operators = {side.side: side for side in bench.sides}
-
-    def sides_of(device: torch.device) -> list[dict[str, partial]]:
-        how = bench.precision, device
-        return [{name: partial(operator, side, *how) for name, side in operators.items()}]
+    sides = {side.side: partial(operator, side, bench.precision) for side in bench.sides}
 
     def row(name: str, measure: str, given: tuple, answers: Answers) -> dict:
         seconds = median_columns("seconds", answers.samples.get(measure, []))
         return {"operator": name, "context": given[0], **seconds}
 
     contexts = dict.fromkeys(side.context for side in bench.sides)
-    record(bench, out, "complexity", sides_of, [("operator", (T,)) for T in contexts], row)
+    record(bench, out, "complexity", [sides], [("operator", (T,)) for T in contexts], row)

@@ -31,7 +31,7 @@ class Conditions:
     def __init__(self, device: torch.device):
         self.device = device
         self._gpu = self._driver = self._limit = self._before = None
-        self._forget()
+        self._seen: dict[str, list] = {name: [] for name in _READINGS}
         if device.type != "cuda":
             return
         try:
@@ -56,9 +56,6 @@ class Conditions:
         except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_NoPermission):
             return None
 
-    def _forget(self) -> None:
-        self._seen: dict[str, list] = {name: [] for name in _READINGS}
-
     def look(self) -> None:
         """Take a reading; cheap, and without effect on a CPU."""
         if self._gpu is None:
@@ -77,7 +74,7 @@ class Conditions:
         for name, bit in _THROTTLES.items():
             if share := sum(bool(reason & bit) for reason in reasons):
                 disturbances.append(f"{name} in {share / len(reasons):.0%} of the readings")
-        self._forget()
+        self._seen = {name: [] for name in _READINGS}
         return {
             "driver": self._driver,
             "sm_clock": statistics.median(clocks) if clocks else None,

@@ -92,9 +92,7 @@ def measure(bench: Bench, out: Path) -> None:
     """Time a token at every context and batch of the sides; write the record of kind `decode`."""
     models = {side.variant: side.model for side in bench.sides}
     cells = dict.fromkeys((side.context, side.micro) for side in bench.sides)
-
-    def sides_of(device: torch.device) -> list[dict[str, partial]]:
-        return [{k: partial(decoding, m, bench.precision, device) for k, m in models.items()}]
+    sides = {name: partial(decoding, model, bench.precision) for name, model in models.items()}
 
     def row(name: str, measure: str, given: tuple, answers: Answers) -> dict:
         config, (context, batch) = models[name], given
@@ -112,4 +110,4 @@ def measure(bench: Bench, out: Path) -> None:
             "state_bytes": state_bytes(config, context, batch, DTYPES[bench.precision]),
         }
 
-    record(bench, out, "decode", sides_of, [("token", cell) for cell in cells], row)
+    record(bench, out, "decode", [sides], [("token", cell) for cell in cells], row)

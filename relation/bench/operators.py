@@ -24,7 +24,7 @@ from relation.errors import InputError, RunError, check_among
 from relation.kernels.documents import Documents
 from relation.ops import causal_attention, chunked_linear_relation, full_relation, get_backend
 
-FORWARD, BACKWARD = "forward", "forward+backward"
+FORWARD, BACKWARD = MEASURES = "forward", "forward+backward"
 _MOST_COPIES = 64
 _COLUMNS = ("status", "reason", "error", "peak_bytes", "samples", "alone")
 _CHECKED_TOKENS = 2048  # a T x T matrix in FP64 is 32 MiB a head
@@ -146,9 +146,7 @@ def draw(
     return {name: x.requires_grad_(name != "dy") for name, x in found.items()}
 
 
-def peer_calls(
-    name: str, precision: str, device: torch.device, shape: Shape, measures: Sequence[str]
-):
+def peer_calls(name: str, precision: str, device: torch.device, shape: Shape):
     """A side: one peer's seconds. Its facts: its error off FP64, its memory and the host's time.
 
     Raises RunError where it computes another function.
@@ -177,11 +175,11 @@ def peer_calls(
 
     answer = {"error": _error(peer, protocol.DTYPES[precision], shape, device)}
     calls = {FORWARD: forward, BACKWARD: backward}
-    timers = {each: protocol.Timer(device, calls[each], len(copies)) for each in measures}
+    timers = {each: protocol.Timer(device, call, len(copies)) for each, call in calls.items()}
     if device.type == "cuda":
         before = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
-        calls[measures[-1]]()
+        backward()
         torch.cuda.synchronize(device)
         answer["peak_bytes"] = torch.cuda.max_memory_allocated(device) - before
     while (measure := (yield answer)) is not None:
@@ -214,37 +212,22 @@ def _error(peer: Peer, dtype: torch.dtype, shape: Shape, device: torch.device) -
     return worst
 
 
-def compare(
-    shapes: Sequence[Shape],
-    peers: Sequence[str],
-    measures: Sequence[str],
-    precision: str,
-    device: torch.device,
-    rounds: int = 20,
-) -> Iterator[list[dict]]:
-    """Of each shape, a row a measure and peer; the first peer is the subject of the ratios."""
-    sides = {name: partial(peer_calls, name, precision, device) for name in peers}
-    conditions = protocol.Conditions(device)
-    progress = machine.Progress("bench operators", len(shapes), "shapes")
-    with protocol.Sides(sides, conditions) as processes, progress:
-        for shape in shapes:
-            found = processes.compare((shape, measures), measures, rounds)
-            seen, rows = conditions.columns(), []
-            for measure, name in itertools.product(measures, peers):
-                answers = found[name]
-                rows.append({
-                    "peer": name,
-                    "measure": measure,
-                    **shape._asdict(),
-                    "precision": precision,
-                    **{n: answers.columns(measure).get(n) for n in _COLUMNS},
-                    **protocol.median_columns("seconds", answers.samples.get(measure, [])),
-                    **protocol.ratio_columns(answers, found[peers[0]], measure),
-                    "host_seconds": answers.facts.get(f"host {measure}"),
-                    **seen,
-                })  # fmt: skip
-            progress.advance(1, ",".join(map(str, shape)))
-            yield rows
+def rows_of(
+    found: dict[str, protocol.Answers], subject: str, shape: Shape, precision: str, seen: dict
+) -> Iterator[dict]:
+    """A row a measure and peer; seen: the device's conditions meanwhile."""
+    for measure, (name, answers) in itertools.product(MEASURES, found.items()):
+        yield {
+            "peer": name,
+            "measure": measure,
+            **shape._asdict(),
+            "precision": precision,
+            **{n: answers.columns(measure).get(n) for n in _COLUMNS},
+            **protocol.median_columns("seconds", answers.samples.get(measure, [])),
+            **protocol.ratio_columns(answers, found[subject], measure),
+            "host_seconds": answers.facts.get(f"host {measure}"),
+            **seen,
+        }
 
 
 def table(rows: Sequence[dict]) -> str:
@@ -264,30 +247,29 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--shapes", nargs="+", default=["32,8,1024,48"], metavar="B,H[/K],T,D")
     parser.add_argument("--documents", type=int, default=0, help="mean tokens; 0: one a row")
     parser.add_argument("--peers", help=f"comma-separated, subject first; of {', '.join(PEERS)}")
-    parser.add_argument("--only", default="forward,backward", help="forward, backward or both")
     parser.add_argument("--precision", choices=tuple(protocol.DTYPES), default=None)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--output", type=Path, default=Path("results/bench/operators.parquet"))
     given = parser.parse_args(argv)
     peers = given.peers.split(",") if given.peers else list(_BY_DEFAULT[given.device])
-    passes, only = {"forward": FORWARD, "backward": BACKWARD}, given.only.split(",")
     for name in peers:
         check_among(name, PEERS, f"unknown peer {name!r}")
-    for name in only:
-        check_among(name, passes, f"unknown pass {name!r}")
     if given.rounds < 1 or given.documents < 0:
         raise InputError("give at least 1 round, and documents of 0 or more tokens")
     shapes = [Shape.parse(text, given.documents) for text in given.shapes]
-    measures = [passes[name] for name in only]
     precision = given.precision or ("bf16" if given.device == "cuda" else "fp32")
-    rows: list[dict] = []
-    given.output.parent.mkdir(parents=True, exist_ok=True)
-    with machine.claim(given.device, empty=True) as device:
-        asked = records.origin("", machine.describe(device))
-        for found in compare(shapes, peers, measures, precision, device, given.rounds):
-            rows += found
-            with records.atomic(given.output) as temporary:  # after each shape: none is lost
-                pd.DataFrame(rows).assign(**asked).to_parquet(temporary)
-    print(f"{asked['device']}, {precision}; ratios over {peers[0]}")
+    sides, rows = {name: partial(peer_calls, name, precision) for name in peers}, []
+    progress = machine.Progress("bench operators", len(shapes), "shapes")
+    with machine.claim(given.device, empty=True) as device, progress:
+        conditions = protocol.Conditions(device)
+        origin = records.origin("", machine.describe(device))
+        with protocol.Sides(sides, conditions) as processes:
+            for shape in shapes:
+                found = processes.compare((shape,), MEASURES, given.rounds)
+                rows += rows_of(found, peers[0], shape, precision, conditions.columns())
+                progress.advance(1, ",".join(map(str, shape)))
+                with records.atomic(given.output) as temporary:  # after each shape: none is lost
+                    pd.DataFrame(rows).assign(**origin).to_parquet(temporary)
+    print(f"{origin['device']}, {precision}; ratios over {peers[0]}")
     print(table(rows))
     print(given.output)

@@ -4,12 +4,12 @@ All sides build, compile and warm up first. Then every round asks each side once
 while the others wait with their memory held. A drift of the clocks meets all sides alike, and a
 ratio is taken round by round.
 
-A side is a generator function, which travels to its process by pickle. Called with what a
-comparison is given, it builds, compiles and warms up, and yields facts, which become columns. Then
-it takes a measure and yields the seconds of a round, again and again, until it takes None. It may
-yield further facts last, such as the kernels that ran:
+A side is a generator function, which travels to its process by pickle. Called with the device and
+what a comparison is given, it builds, compiles and warms up, and yields facts, which become
+columns. Then it takes a measure and yields the seconds of a round, again and again, until it takes
+None. It may yield further facts last, such as the kernels that ran:
 
-    def side(*given):
+    def side(device, *given):
         answer = facts
         while (measure := (yield answer)) is not None:
             answer = seconds
@@ -201,7 +201,7 @@ def _serve(side: Side, pipe: Any, device: torch.device, threads: int, parent: in
         answer: Any = {}
         try:
             if question == "prepare":
-                running = side(*given)
+                running = side(device, *given)
                 answer = next(running)
             elif question == "release":
                 running = None
@@ -324,21 +324,21 @@ def record(
     bench: Bench,
     out: Path,
     kind: str,
-    sides_of: Callable[[torch.device], Iterable[Mapping[str, Side]]],
+    groups: Iterable[Mapping[str, Side]],
     cells: Iterable[tuple[str, tuple]],
     row: Callable[[str, str, tuple, Answers], dict],
     warm_rounds: int = 2,
 ) -> None:
     """Measure a campaign's benchmark and write its record.
 
-    sides_of: of a device, the sides of each group that is measured together; cells: a measure and
-    what `prepare` is given for it; row(side, measure, given, answers): columns of the kind.
+    groups: the sides that are measured together, group by group; cells: a measure and what a side
+    is given for it; row(side, measure, given, answers): columns of the kind.
     Whatever a side meets, out of memory, a crash or a missing backend, is its row's status.
     """
-    names, rows, key = records.columns(kind), [], records.key(bench, kind)
+    names, rows, key = records.KINDS[kind].names, [], records.key(bench, kind)
     with machine.claim(bench.device, empty=True) as device:
         conditions = Conditions(device)
-        for sides in sides_of(device):
+        for sides in groups:
             with Sides(sides, conditions) as processes:
                 for measure, given in cells:
                     found = processes.compare(given, [measure], bench.rounds, warm_rounds)

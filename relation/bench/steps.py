@@ -17,6 +17,7 @@ from torch import Tensor
 
 from relation import machine
 from relation.bench.rounds import Answers, median_columns, record, synchronize
+from relation.data.windows import TOKEN_TYPE
 from relation.errors import InputError, RunError
 from relation.jobs import Bench, Side
 from relation.nn import Decoder, Execution
@@ -25,15 +26,14 @@ from relation.variants import backend_names
 
 # The first update of a process compiles, the second captures CUDA graphs.
 _LEAST_WARM_UPDATES = 2
-_UPDATES_OF_RANDOM_TOKENS = 4
 
 
-def updates(bench: Bench, side: Side, device: torch.device, tokens: Path | None = None):
+def updates(bench: Bench, side: Side, tokens: Path, device: torch.device):
     """A side: seconds of its updates, each launched while the device works on the one before.
 
-    tokens: a file of 16-bit ids, None for random ones. At least two updates warm up; a round on a
-    GPU starts with one that does not count. The last facts are the peak memory and the raw rate.
-    Raises RunError for a loss that is not finite.
+    tokens: a file of 16-bit ids. At least two updates warm up; a round on a GPU starts with one
+    that does not count. The last facts are the peak memory and the raw rate. Raises RunError for a
+    loss that is not finite.
     """
     on_gpu = device.type == "cuda"
     model = Decoder(side.model, Execution(**side.backends, compiled=bench.compile), device=device)
@@ -42,11 +42,7 @@ def updates(bench: Bench, side: Side, device: torch.device, tokens: Path | None 
     adamw = build_optimizer(model, **options)
     step = UpdateStep(model, adamw, device, bench.precision, bench.compile, clip)
     size, numbers = side.micro * side.context, itertools.count()  # tokens of a micro-batch
-    if tokens is not None:
-        text = np.memmap(tokens, "<u2", mode="r")
-    else:
-        drawn, count = np.random.default_rng(0), _UPDATES_OF_RANDOM_TOKENS * side.accumulation
-        text = drawn.integers(0, side.model.vocab_size, count * size + 1, np.uint16)
+    text = np.memmap(tokens, TOKEN_TYPE, mode="r")
 
     def batch() -> tuple[Tensor, ...]:
         """The next inputs and targets, (micro, context) int64, sent as training does."""
@@ -111,20 +107,14 @@ def groups_of(sides: Sequence[Side]) -> list[list[Side]]:
     return [group for group in (short, *([s] for s in sides if s not in short)) if group]
 
 
-def measure(bench: Bench, out: Path, data: Path | None = None) -> None:
-    """Run one benchmark of a campaign and write its record of kind `steps`.
-
-    data: the folder of the prepared corpus, None for random tokens.
-    """
-    tokens = None if data is None else data / "train.bin"
-    if tokens is not None and not (tokens.is_file() and tokens.stat().st_size):
+def measure(bench: Bench, out: Path, data: Path) -> None:
+    """Run one benchmark of a campaign on its prepared corpus; write the record of kind `steps`."""
+    tokens = data / "train.bin"
+    if not (tokens.is_file() and tokens.stat().st_size):
         raise InputError(f"{tokens} is missing or empty; prepare the corpus first")
     by_name = {side.side: side for side in bench.sides}
     groups = groups_of(bench.sides) if bench.benchmark == "linear-long" else [bench.sides]
-
-    def sides_of(device: torch.device) -> list[dict[str, partial]]:
-        given = {"device": device, "tokens": tokens}
-        return [{s.side: partial(updates, bench, s, **given) for s in group} for group in groups]
+    calls = [{side.side: partial(updates, bench, side, tokens) for side in x} for x in groups]
 
     def row(name: str, measure: str, given: tuple, answers: Answers) -> dict:
         side = by_name[name]
@@ -136,8 +126,8 @@ def measure(bench: Bench, out: Path, data: Path | None = None) -> None:
             **median_columns("tokens_per_second", rates),
             "samples": rates,
             "measured_updates": len(rates) * bench.measured_updates,
-            "tokens": "random" if tokens is None else "corpus",
+            "tokens": "corpus",
         }
 
     # A round's first update settles what the others left: no rounds to warm up.
-    record(bench, out, "steps", sides_of, [("update", ())], row, warm_rounds=0)
+    record(bench, out, "steps", calls, [("update", ())], row, warm_rounds=0)

@@ -20,7 +20,7 @@ from relation.config import Length
 from relation.data.tokenizer import end_of_text_id
 from relation.data.windows import open_tokens
 from relation.jobs import Run
-from relation.machine import Progress, claim, describe
+from relation.machine import claim, describe
 from relation.nn import Decoder, Execution
 from relation.ops import for_heads
 from relation.train.checkpoint import load_model
@@ -74,41 +74,35 @@ def token_nll(model: Decoder, windows: Tensor, piece: int) -> Tensor:
     return torch.stack(found)
 
 
-def frozen_count(call: Callable[..., Tensor], context: int) -> Callable[..., Tensor]:
-    """A backend of Full Relation whose correction stays at lambda log min(i, context).
+def frozen_count(
+    context: int, call: Callable[..., Tensor], p1, p2, info, lam, tau, *, transport_self, **options
+) -> Tensor:
+    """Full Relation by a backend, its correction staying at lambda log min(i, context).
 
     The correction shifts the log-odds of Exchange against Self alone: Y = g zbar + (1 - g) I, with
     g = sigma(A - S) and A = L - lambda log i (Appendix A.1.6). So g follows from a call that
     transports ones, and zbar from one without Self. Both are FP32 at least, so that g near 1 keeps
     its digits.
     """
-
-    def frozen(p1, p2, info, lam, tau, *, transport_self, **options):
-        wide = torch.promote_types(info.dtype, torch.float32)
-        inputs = [x.to(wide) for x in (p1, p2, for_heads(info, p1.shape[1]))]  # (B, H, T, D)
-        options["transport_self"] = False
-        exchange = call(*inputs, lam, tau, **options)
-        # A sum of ones may pass 1 by a rounding, and has no log-odds then.
-        g = call(*inputs[:2], torch.ones_like(inputs[2]), lam, tau, **options).clamp(max=1)
-        i = torch.arange(1, p1.shape[2] + 1, device=p1.device, dtype=wide)
-        less = lam.to(wide) * (i / context).clamp(min=1).log()
-        kept = torch.sigmoid(g.logit() + less[:, None])
-        # The first token has no history: 0 / 0.
-        y = torch.where(g > 0, kept / g, 0.0) * exchange
-        if transport_self:
-            y = y + (1 - kept) * inputs[2]
-        return y.to(info.dtype)
-
-    return frozen
+    wide = torch.promote_types(info.dtype, torch.float32)
+    inputs = [x.to(wide) for x in (p1, p2, for_heads(info, p1.shape[1]))]  # (B, H, T, D)
+    options["transport_self"] = False
+    exchange = call(*inputs, lam, tau, **options)
+    # A sum of ones may pass 1 by a rounding, and has no log-odds then.
+    g = call(*inputs[:2], torch.ones_like(inputs[2]), lam, tau, **options).clamp(max=1)
+    i = torch.arange(1, p1.shape[2] + 1, device=p1.device, dtype=wide)
+    less = lam.to(wide) * (i / context).clamp(min=1).log()
+    kept = torch.sigmoid(g.logit() + less[:, None])
+    # The first token has no history: 0 / 0.
+    y = torch.where(g > 0, kept / g, 0.0) * exchange
+    if transport_self:
+        y = y + (1 - kept) * inputs[2]
+    return y.to(info.dtype)
 
 
-def without_count(call: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A backend of Full Relation without its correction: with lambda at 0."""
-
-    def removed(p1, p2, info, lam, tau, **options):
-        return call(p1, p2, info, torch.zeros_like(lam), tau, **options)
-
-    return removed
+def without_count(call: Callable[..., Tensor], p1, p2, info, lam, tau, **options) -> Tensor:
+    """Full Relation by a backend, without its correction: with lambda at 0."""
+    return call(p1, p2, info, torch.zeros_like(lam), tau, **options)
 
 
 def length_rows(model: Decoder, windows: Tensor, context: int) -> Iterator[dict]:
@@ -119,10 +113,10 @@ def length_rows(model: Decoder, windows: Tensor, context: int) -> Iterator[dict]
     mixers = [block.mixer for block in model.blocks]
     calls = {m: m.call for m in mixers if isinstance(getattr(m, "lam", None), nn.Parameter)}
     found = {"whole": token_nll(model, windows, context)}
-    changes = {"frozen": partial(frozen_count, context=context), "removed": without_count}
+    changes = {"frozen": partial(frozen_count, context), "removed": without_count}
     for reading, change in changes.items() if calls else ():
         for mixer, call in calls.items():
-            mixer.call = change(call)
+            mixer.call = partial(change, call)
         found[reading] = token_nll(model, windows, context)
     for mixer, call in calls.items():
         mixer.call = call
@@ -146,10 +140,7 @@ def measure(
     """
     if records.empty_if_diverged(checkpoint, out, "lengths"):
         return
-    with (
-        claim(run.device, runs_per_gpu) as device,
-        Progress(f"length {run.name}", 1, "models") as progress,
-    ):
+    with claim(run.device, runs_per_gpu) as device:
         model = load_model(checkpoint, device, Execution(**run.backends)).eval()
         tokens, end = open_tokens(data, "validation"), end_of_text_id(data)
         given = (run.context, section.contexts, section.windows)
@@ -157,6 +148,5 @@ def measure(
         with autocast(device, run.precision):
             long = torch.from_numpy(windows).to(device)
             found = list(length_rows(model, long, run.context)) if len(windows) else []
-        progress.advance(1)
         known = records.key(run) | records.origin(section.hash(run), describe(device))
         records.write(out / "lengths.parquet", "lengths", found, known)

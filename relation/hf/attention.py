@@ -37,7 +37,8 @@ def add_lambda(
     Returns the model. Raises InputError for a model without such modules or with another attention,
     and, unless `init` is given, for a folder that lacks a value that was saved.
     """
-    modules = {name: module for name, module in model.named_modules() if _attends(module)}
+    modules = {n: m for n, m in model.named_modules() if hasattr(m, "layer_idx")}
+    modules = {n: m for n, m in modules.items() if getattr(m, "is_causal", False)}
     if not modules:
         raise InputError(
             f"{type(model).__name__} has no causal attention modules with a layer_idx; "
@@ -69,10 +70,6 @@ def add_lambda(
         device = next(module.parameters()).device
         module.lam = nn.Parameter(torch.tensor([value], dtype=torch.float32, device=device))
     return model
-
-
-def _attends(module: nn.Module) -> bool:
-    return hasattr(module, "layer_idx") and getattr(module, "is_causal", False)
 
 
 def _saved(folder: Path) -> dict[str, float]:

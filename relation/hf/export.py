@@ -2,7 +2,6 @@
 
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from transformers import PreTrainedTokenizerFast
@@ -11,19 +10,17 @@ from relation import records
 from relation.data.tokenizer import END_OF_TEXT, load_tokenizer
 from relation.errors import InputError
 from relation.hf.modeling import RelationForCausalLM
+from relation.jobs import Run
 from relation.train.checkpoint import load_model
-
-if TYPE_CHECKING:
-    from relation.jobs import Run
 
 _CARD = """---
 library_name: transformers
 ---
-# {title}
+# {run.variant} at {run.scale}
 
-{parameters:,} parameters, layers {layout}, trained on {tokens:,} tokens of {corpus}, seed {seed}:
-{nll:.4f} nat/token on its validation split. Run {name} of campaign {campaign},
-specification {hash}, commit {commit}, {device}.
+{parameters:,} parameters, layers {layout}, trained on {trained_tokens:,} tokens of {corpus},
+seed {seed}: {final_nll:.4f} nat/token on its validation split. Run {run.name} of campaign
+{campaign}, specification {hash}, commit {commit}, {device}.
 
 ```python
 import relation.hf
@@ -35,7 +32,7 @@ tokenizer = AutoTokenizer.from_pretrained("{folder}")
 """
 
 
-def export(run: "Run", checkpoint: Path, tokenizer: Path, folder: Path) -> None:
+def export(run: Run, checkpoint: Path, tokenizer: Path, folder: Path) -> None:
     """Write config, weights, tokenizer and a model card of a run's checkpoint to a new folder.
 
     Raises InputError where `folder` is there already; it appears complete or not at all.
@@ -53,22 +50,12 @@ def export(run: "Run", checkpoint: Path, tokenizer: Path, folder: Path) -> None:
     )
     special = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), words.eos_token_id)
     row = records.read(checkpoint.with_name("run.parquet"), "runs").iloc[0]
-    card = _CARD.format(
-        title=f"{run.variant} at {run.scale}",
-        parameters=row["parameters"],
-        layout=row["layout"],
-        tokens=row["trained_tokens"],
-        nll=row["final_nll"],
-        folder=folder,
-        name=run.name,
-        **{name: row[name] for name in ("corpus", "seed", "campaign", "hash", "commit", "device")},
-    )
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as temporary:
         made = Path(temporary) / folder.name
         model = load_model(checkpoint, torch.device("cpu"))
         RelationForCausalLM.of(model, **special).save_pretrained(made)
         words.save_pretrained(made)
-        (made / "README.md").write_text(card)
+        (made / "README.md").write_text(_CARD.format(run=run, folder=folder, **row))
         for path in made.glob("*.safetensors"):  # which lets nobody but its owner read them
             path.chmod((made / "README.md").stat().st_mode)
         made.rename(folder)

@@ -16,20 +16,11 @@ from relation.kernels.checks import projection_dtype
 from relation.nn.cache import DecodeState
 from relation.nn.model import Decoder, check_tokens
 from relation.nn.replay import Prepared, Replay, why_plain
-from relation.nn.sampling import CHUNK, Sampling, draw, next_token_probabilities, uniform_numbers
+from relation.nn.sampling import CHUNK, Sampling, draw, uniform_numbers
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-__all__ = [
-    "Sampling",
-    "continuations",
-    "generate_batch",
-    "generate_tokens",
-    "next_token_probabilities",
-    "stream_text",
-    "why_plain",
-]
 # Tokens after those that a state has read come in blocks: scores take memory linear in the text.
 BLOCK = 256
 

@@ -19,21 +19,3 @@ from relation.ops.givens import givens_mix
 from relation.ops.linear import chunked_linear_relation, linear_relation
 from relation.ops.rope import rope
 from relation.ops.tiled import tiled_relation
-
-__all__ = [
-    "BACKENDS",
-    "attention_step",
-    "causal_attention",
-    "causal_flow",
-    "chunked_linear_relation",
-    "for_heads",
-    "full_flow",
-    "full_relation",
-    "full_relation_step",
-    "get_backend",
-    "givens_mix",
-    "linear_relation",
-    "rope",
-    "scores",
-    "tiled_relation",
-]

@@ -27,8 +27,9 @@ def meet(what: str) -> None:
         raise ValueError("a bug")
 
 
-def planted(what: str = "", where: str = "prepare", after: int = 0):
+def planted(device: torch.device, *, met: tuple = ()):
     """A side of 1, 2, 3 ... seconds a round, which meets something in one of its questions."""
+    what, where, after = (*met, *("", "prepare", 0)[len(met) :])
     meet(what if where == "prepare" else "")
     answer, counted = {"pid": os.getpid(), "threads": torch.get_num_threads()}, 0
     while (yield answer) is not None:
@@ -39,7 +40,7 @@ def planted(what: str = "", where: str = "prepare", after: int = 0):
     yield {"proven": True}
 
 
-def crowded(folder: str):
+def crowded(folder: str, device: torch.device):
     """A device that holds one process: the others are files in a folder."""
     held = Path(folder, str(os.getpid()))
     held.touch()
@@ -84,7 +85,7 @@ MET = {  # what a side meets, its rows' status and what they say
 
 
 def test_what_one_side_meets_the_others_do_not_feel():
-    sides = {side: partial(planted, *met) for side, (met, *_) in MET.items()}
+    sides = {side: partial(planted, met=met) for side, (met, *_) in MET.items()}
     found = together(steady=planted, **sides)
     assert found.pop("steady").samples["update"] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
     for side, (_, status, told) in MET.items():
@@ -94,7 +95,8 @@ def test_what_one_side_meets_the_others_do_not_feel():
 
 
 def test_a_side_that_died_starts_anew_with_the_next_comparison():
-    with Sides({"side": partial(planted, "kill", "seconds", 3)}, Conditions(CPU)) as processes:
+    side = partial(planted, met=("kill", "seconds", 3))
+    with Sides({"side": side}, Conditions(CPU)) as processes:
         first = processes.compare((), ["update"], 6, 0)["side"]
         second = processes.compare((), ["update"], 2, 0)["side"]
     assert first.failures["update"].status == "FAILED"

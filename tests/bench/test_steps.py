@@ -22,9 +22,10 @@ def bench(*sides: Side, rounds: int = 6, **changes) -> Bench:
     return replace(tiny().benchmarks[0], sides=sides, rounds=rounds, **changes)
 
 
-def measured(spec: Bench, folder, *given):
+def measured(spec: Bench, folder):
     path = folder / "steps.parquet"
-    steps.measure(spec, path, *given)
+    np.random.default_rng(0).integers(0, 61, 3000).astype("<u2").tofile(folder / "train.bin")
+    steps.measure(spec, path, folder)
     return records.read([path], "steps")
 
 
@@ -32,7 +33,7 @@ def test_updates_are_timed(tmp_path):
     spec = bench(side("mha", "flash"), side("full", "tiled", position=1))
     rows = measured(spec, tmp_path)
     assert list(rows["side"]) == ["mha", "full"] and set(rows["status"]) == {"PASS"}
-    assert set(rows["hash"]) == {spec.hash} and set(rows["tokens"]) == {"random"}
+    assert set(rows["hash"]) == {spec.hash} and set(rows["tokens"]) == {"corpus"}
     assert list(rows["position"]) == [0, 1] and list(rows["backend"]) == ["flash", "tiled"]
     for row in rows.to_dict("records"):
         assert row["measured_updates"] == 6 and len(row["samples"]) == 6 and not row["alone"]
@@ -41,11 +42,9 @@ def test_updates_are_timed(tmp_path):
         assert row["raw_tokens_per_second"] > 0
 
 
-def test_the_corpus_is_read_where_it_is_given(tmp_path):
-    ids = np.random.default_rng(0).integers(0, 61, 200).astype("<u2")
-    ids.tofile(tmp_path / "train.bin")
-    rows = measured(bench(side("mha", "flash"), rounds=1), tmp_path, tmp_path)
-    assert list(rows["tokens"]) == ["corpus"] and np.isnan(rows["tokens_per_second_low"][0])
+def test_one_round_has_no_interval_and_no_corpus_is_an_error(tmp_path):
+    rows = measured(bench(side("mha", "flash"), rounds=1), tmp_path)
+    assert np.isnan(rows["tokens_per_second_low"][0])
     spec = bench(side("mha", "flash"))
     with pytest.raises(InputError, match="missing or empty"):
         steps.measure(spec, tmp_path / "x.parquet", tmp_path / "absent")
@@ -60,11 +59,12 @@ def test_contexts_that_fit_together_are_measured_together(tmp_path):
     assert list(rows["context"]) == [8, 16] and set(rows["status"]) == {"PASS"}
 
 
-def test_a_loss_that_is_not_finite_is_an_error():
+def test_a_loss_that_is_not_finite_is_an_error(tmp_path):
+    np.zeros(200, "<u2").tofile(tmp_path / "train.bin")
     spec = bench(side("mha", "flash"))
     spec = replace(spec, optimizer={**spec.optimizer, "learning_rate": float("inf")})
     with pytest.raises(RunError, match="the loss is nan"):
-        next(updates(spec, spec.sides[0], CPU))
+        next(updates(spec, spec.sides[0], tmp_path / "train.bin", CPU))
 
 
 @pytest.mark.gpu

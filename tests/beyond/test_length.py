@@ -105,7 +105,7 @@ def test_a_frozen_count_is_that_of_the_definition(call, dtype: torch.dtype, own:
     truth = (flow if own else flow.tril(-1)) @ info
     narrow = torch.promote_types(dtype, torch.float32)
     lam = torch.tensor(0.9, dtype=narrow)
-    y = beyond.frozen_count(call, 8)(*given, lam, 2.0, transport_self=own)
+    y = beyond.frozen_count(8, call, *given, lam, 2.0, transport_self=own)
     assert y.dtype == dtype
     bound = (
         torch.finfo(dtype).eps / 2 * truth.abs() + 50 * torch.finfo(narrow).eps * truth.abs().max()

@@ -95,8 +95,6 @@ def test_what_cannot_be_diagnosed_is_one_line(tmp_path, data) -> None:
     run = small_run(**LENGTHS)
     given = (run, data, tmp_path / "model.safetensors", tmp_path / "out")
     assert "layer 1 is not finite" in refusal(lambda: diagnose(*given))
-    save_model(Decoder(small_model("full", vocab_size=31)), tmp_path / "model.safetensors", {})
-    assert "and the model knows 31" in refusal(lambda: diagnose(*given))
 
 
 @torch.no_grad()

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from relation import ops
 from relation.kernels import decoding
-from relation.nn.generate import Sampling, next_token_probabilities
+from relation.nn.sampling import Sampling, next_token_probabilities
 from relation.ops.rope import apply_rope, rope_angles
 
 HEADS, CAPACITY = 4, 300

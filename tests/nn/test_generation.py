@@ -23,11 +23,11 @@ from relation.nn.generate import (
     continuations,
     generate_batch,
     generate_tokens,
-    next_token_probabilities,
     stream_text,
     why_plain,
 )
 from relation.nn.replay import Places, Prepared
+from relation.nn.sampling import next_token_probabilities
 
 GREEDY = Sampling(temperature=0)
 PROMPTS = ([5, 2, 7, 1], [3], [9, 9, 4, 1, 0, 2, 8])

@@ -81,17 +81,13 @@ def test_what_is_written_is_read(tmp_path: Path, kind: str) -> None:
     again = records.read([tmp_path / "frame.parquet", tmp_path / "list.parquet"], kind)
     pd.testing.assert_frame_equal(again, pd.concat([frame, frame], ignore_index=True))
     empty = records.read([], kind)
-    assert empty.empty and list(empty.columns) == records.columns(kind)
+    assert empty.empty and list(empty.columns) == records.KINDS[kind].names
 
 
-def test_columns_that_are_missing_unknown_or_of_another_type_are_refused(tmp_path: Path) -> None:
+def test_columns_that_are_missing_or_unknown_are_refused(tmp_path: Path) -> None:
     row = rows_of("losses", 1)[0]
     less = {k: v for k, v in row.items() if k != "loss"}
-    for rows, said in (
-        ([row | {"los": 1.0}], "los"),
-        ([row, less], "loss"),
-        ([row | {"loss": "x"}], "'x'"),
-    ):
+    for rows, said in (([row | {"los": 1.0}], "los"), ([row, less], "loss")):
         assert said in refusal(partial(records.write, tmp_path / "a.parquet", "losses", rows))
     assert not list(tmp_path.iterdir())
 
