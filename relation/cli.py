@@ -346,8 +346,10 @@ def _generate(campaign: Campaign, options: Options) -> None:
 
 
 def _export(campaign: Campaign, options: Options) -> Path:
-    from relation.hf.export import export
-
+    try:
+        from relation.hf.export import export
+    except ImportError as error:
+        raise InputError(str(error).partition("\n")[0]) from None
     run = campaign.run(options.target)
     tokenizer = _data(campaign, run) / "tokenizer.json"
     export(run, _checkpoint(campaign, run), tokenizer, options.folder)

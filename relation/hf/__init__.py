@@ -4,6 +4,13 @@ Importing it registers `RelationConfig`, `RelationModel` and `RelationForCausalL
 classes, and the attention "relation". It needs the extra `hf`.
 """
 
+try:
+    import transformers  # noqa: F401
+except ImportError as error:
+    raise ImportError(
+        "relation.hf needs transformers; give `pip install '.[hf]'` in the project's folder"
+    ) from error
+
 from relation.hf.attention import add_lambda
 from relation.hf.modeling import RelationCache, RelationConfig, RelationForCausalLM, RelationModel
 

@@ -1,6 +1,7 @@
 """The paper's decoder as models of transformers: configuration, models and their cache."""
 
 from dataclasses import MISSING, fields, replace
+from inspect import Parameter, Signature
 from typing import Any
 
 import torch
@@ -101,6 +102,14 @@ class RelationConfig(PretrainedConfig):
     @num_key_value_heads.setter
     def num_key_value_heads(self, heads: int) -> None:
         self.kv_heads = heads
+
+
+# The arguments by name, as help and editors show them.
+RelationConfig.__init__.__signature__ = Signature([
+    Parameter("self", Parameter.POSITIONAL_ONLY),
+    *(Parameter(name, Parameter.KEYWORD_ONLY, default=value) for name, value in _FIELDS.items()),
+    Parameter("options", Parameter.VAR_KEYWORD),
+])  # fmt: skip
 
 
 class RelationCache:
