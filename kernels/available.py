@@ -17,7 +17,7 @@ _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, type(None)))
 
 
 def is_eager(*tensors: Tensor | None) -> bool:
-    """Whether plain tensors are computed with now, and not traced, transformed or wrapped."""
+    """Whether plain tensors are computed with now, and not traced or wrapped."""
     return not torch.compiler.is_compiling() and _PLAIN.issuperset(map(type, tensors))
 
 

@@ -125,10 +125,10 @@ def cost(cells: pd.DataFrame) -> str:
         return f"{numbers} {unit} at {', '.join(values.index)}"
 
     speeds, parts = there[there["table"] == "efficient-relation"], []
-    others = speeds["text"].reindex(["peers.name"], level="column").unique()
+    others = speeds["text"].reindex(["peers.name"], level="column").dropna().unique()
     named = {"matched.ratio": "FlashAttention", "peers.other_ratio": ", ".join(others)}
     for column, name in (named | {"fixed.speedup": "the materialised operator"}).items():
-        if column in speeds.index and len(others) < 2:
+        if column in speeds.index and (column != "peers.other_ratio" or len(others) == 1):
             ratios = speeds.loc[column, "value"]
             parts.append(told(ratios, ".2f", f"times the tokens/s of {name}"))
     parts = [f"Training steps with FlashRelation: {'; '.join(parts)}."] if parts else []

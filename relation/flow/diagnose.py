@@ -8,6 +8,7 @@ from torch import Tensor
 
 from relation import records
 from relation.data.windows import document_mask, first_windows, open_tokens
+from relation.errors import InputError
 from relation.flow.metrics import Layer, read_layers
 from relation.jobs import Run
 from relation.machine import Progress, claim, describe, to_device
@@ -78,6 +79,8 @@ def diagnose(run: Run, data: Path, checkpoint: Path, out: Path, runs_per_gpu: in
         validation = open_tokens(data, "validation")
         sequences = first_windows(validation, run.flow_window, run.flow_sequences)
         sequences = sequences[:, : max(lengths)].copy()  # (sequences, T)
+        if sequences.max() >= model.config.vocab_size:
+            raise InputError(f"{run.name}: {data} is of another tokenizer; prepare the run's own")
         mask = document_mask(run.document_mask, data)
         layers = read_layers(model, to_device(sequences, device), *lengths, mask)
         found: dict[str, list[dict]] = {"flow": [], "curves": [], "maps": []}

@@ -1,5 +1,6 @@
 """Backends by name: which implementation executes an operator, and which one by default."""
 
+import functools
 import importlib.util
 import warnings
 from collections.abc import Callable
@@ -162,15 +163,21 @@ def default_backend(operator: str, x: Tensor, documents: bool = False, null: boo
 _BEST = {"mha": "flash", "full": "flash", "linear": "flash", "calibrated": "flex"}
 
 
+@functools.cache
 def _warn(operator: str, name: str, dtype: torch.dtype, width: int, device: torch.device) -> None:
-    """Say why a GPU does not run an operator's fastest backend; Python says the same thing once."""
+    """Say once why a GPU does not run an operator's fastest backend."""
     best = _BEST[operator]
     why = BACKENDS[operator][best].why_unavailable(device)
     why = why or f"it does not take {str(dtype).removeprefix('torch.')} in heads of {width} there"
     warnings.warn(f"{operator} on {device} runs {name!r} and not {best!r}: {why}", stacklevel=2)
 
 
-_warn._dynamo_marked_constant = True
+def _say(*choice) -> None:
+    """`_warn`, also where torch.compile traces: it takes no cached function as a constant."""
+    _warn(*choice)
+
+
+_say._dynamo_marked_constant = True
 
 
 @dataclass(frozen=True)
@@ -187,7 +194,7 @@ class Automatic:
         null = bool(options.get("null"))
         name = default_backend(self.operator, first, documents is not None, null)
         if first.is_cuda and name != _BEST[self.operator]:
-            _warn(self.operator, name, first.dtype, first.shape[3], first.device)
+            _say(self.operator, name, first.dtype, first.shape[3], first.device)
         call = BACKENDS[self.operator][name].function(self.compiled)
         return call(first, *inputs, documents=documents, **options)
 

@@ -41,14 +41,7 @@ from relation.nn.model import shared_weights_hash
 from relation.train import checkpoint
 from relation.train.checkpoint import RunState
 from relation.train.distributed import World, summed_gradients
-from relation.train.step import (
-    Readback,
-    UpdateStep,
-    build_optimizer,
-    check_all_learn,
-    nll_of,
-    wsd,
-)
+from relation.train.step import Readback, UpdateStep, build_optimizer, check_all_learn, nll_of, wsd
 from relation.variants import LINEAR, backend_names, parameter_count
 
 if TYPE_CHECKING:

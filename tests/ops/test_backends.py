@@ -146,6 +146,7 @@ def test_the_default_is_the_fastest_backend_that_runs(
         assert ops.BACKENDS[kind][name].why_unavailable(x.device) is None
         # On a GPU one line says, once, why it is not the fastest of all.
         monkeypatch.setitem(ops.BACKENDS[kind], name, backends.Backend(lambda *_, **__: None))
+        backends._warn.cache_clear()
         recwarn.clear()
         for _ in range(2):
             backends.Automatic(kind)(x)
