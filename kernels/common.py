@@ -6,11 +6,13 @@ import torch
 import triton
 import triton.language as tl
 
+from relation.kernels.available import may_launch
+
 HOPPER, SMALL = "sm_90", "sm_120"
 
 
 def cdiv(a: int, b: int) -> int:
-    """a / b rounded up; Triton's takes several microseconds on the host, as its next function."""
+    """a / b rounded up. Triton's own, and its next_power_of_2, take microseconds on the host."""
     return -(-a // b)
 
 
@@ -30,6 +32,30 @@ def empty_tokens(like: torch.Tensor, heads: int) -> torch.Tensor:
     """
     B, _, T, D = like.shape
     return like.new_empty((B, T, heads, D)).transpose(1, 2)
+
+
+def eager(forward, save, differentiate, launch) -> type[torch.autograd.Function]:
+    """An operator for eager calls, without its dispatch, which takes as long as launches.
+
+    forward and launch run the passes; save(ctx, inputs, output) keeps what differentiate(ctx,
+    *gradients) reads, which launches `launch` in place of the backward operator where it may.
+    """
+
+    class Eager(torch.autograd.Function):
+        # Not in two parts, forward and setup_context: then PyTorch would bind the signature anew
+        # in every call, which takes as long as a launch.
+        @staticmethod
+        def forward(ctx, *inputs):
+            output = forward(*inputs)
+            save(ctx, inputs, output)
+            return output
+
+        @staticmethod
+        def backward(ctx, *gradients):
+            how = {"launch": launch} if may_launch(*gradients) else {}
+            return differentiate(ctx, *gradients, **how)
+
+    return Eager
 
 
 def interpreted() -> bool:

@@ -8,8 +8,7 @@ Eager PyTorch would spend longer on an operator's dispatch than on its launches.
 import torch
 from torch.library import custom_op
 
-from relation.kernels.available import may_launch
-from relation.kernels.common import empty_tokens
+from relation.kernels.common import eager, empty_tokens
 from relation.kernels.flash_relation.launch import launch_backward, launch_forward
 
 relation_forward = custom_op("relation::flash_relation", launch_forward, mutates_args=())
@@ -44,19 +43,4 @@ def _differentiate(ctx, dy, *_, launch=relation_backward):
 
 relation_forward.register_autograd(_differentiate, setup_context=_save)
 
-
-class EagerRelation(torch.autograd.Function):
-    """`relation_forward` without an operator's dispatch."""
-
-    # Not in two parts, forward and setup_context: then PyTorch would bind the signature anew in
-    # every call, which takes as long as a launch.
-    @staticmethod
-    def forward(ctx, *inputs):
-        output = launch_forward(*inputs)
-        _save(ctx, inputs, output)
-        return output
-
-    @staticmethod
-    def backward(ctx, dy, *_):
-        launch = launch_backward if may_launch(dy) else relation_backward
-        return _differentiate(ctx, dy, launch=launch)
+EagerRelation = eager(launch_forward, _save, _differentiate, launch_backward)

@@ -8,8 +8,7 @@ dispatch as on two launches.
 import torch
 from torch.library import custom_op
 
-from relation.kernels.available import may_launch
-from relation.kernels.common import empty_tokens
+from relation.kernels.common import eager, empty_tokens
 from relation.kernels.linear_relation.launch import Call, launch_backward, launch_forward
 
 linear_forward = custom_op("relation::linear_relation", launch_forward, mutates_args=())
@@ -50,17 +49,4 @@ def _differentiate(ctx, dy, dfinal, *_, launch=linear_backward):
 
 linear_forward.register_autograd(_differentiate, setup_context=_save)
 
-
-class EagerRelation(torch.autograd.Function):
-    """The same without the operators' dispatch, in one part: see `flash_relation.op`."""
-
-    @staticmethod
-    def forward(ctx, *inputs):
-        output = launch_forward(*inputs)
-        _save(ctx, inputs, output)
-        return output
-
-    @staticmethod
-    def backward(ctx, *gradients):
-        launch = launch_backward if may_launch(*gradients) else linear_backward
-        return _differentiate(ctx, *gradients, launch=launch)
+EagerRelation = eager(launch_forward, _save, _differentiate, launch_backward)
