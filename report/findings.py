@@ -53,10 +53,7 @@ def cells(settings: list[data.Records]) -> None:
 
 
 def variants(runs: pd.DataFrame) -> None:
-    """Final NLL on the seeds that all variants have, and its differences.
-
-    They are to MHA, to Full Relation, and of Relation to MHA with the same additions.
-    """
+    """Final NLL on the seeds that all variants have, and less MHA's and less Full Relation's."""
     for key, own in runs.groupby(["campaign", "variation", "scale"]):
         wide = own.pivot_table("final_nll", "seed", "variant")
         common = wide.dropna()
@@ -66,9 +63,6 @@ def variants(runs: pd.DataFrame) -> None:
             for variant in wide if under in wide else ():
                 if variant != "mha" and variant != under:
                     less(f"{'/'.join(key)}: {variant} - {under}", wide[variant] - wide[under])
-        for variant in wide.filter(like="full-"):
-            if (like := variant.replace("full", "mha")) in wide:
-                less(f"{'/'.join(key)}: {variant} - {like}", wide[variant] - wide[like])
 
 
 def settings_apart(runs: pd.DataFrame, flow: pd.DataFrame) -> None:

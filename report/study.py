@@ -70,7 +70,7 @@ def sections(published: Path, folder: Path) -> list[Section]:
     runs, probes = ended(fair["runs"], fair["probes"]), fair["probes"]
     with style.styled():
         found = [
-            *progressed(arms(runs, probes, pd.concat([fair["steps"], books["steps"]])), runs),
+            *introduced(arms(runs, probes, pd.concat([fair["steps"], books["steps"]])), runs),
             comparisons(runs),
             *elsewhere(runs),
             head_start(runs, probes, folder),
@@ -83,12 +83,13 @@ def sections(published: Path, folder: Path) -> list[Section]:
     return [section for section in found if section is not None]
 
 
-def progressed(sections: list[Section], runs: pd.DataFrame) -> list[Section]:
-    """The first of some sections also says how many of the runs that `fair` plans are there."""
+def introduced(sections: list[Section], runs: pd.DataFrame) -> list[Section]:
+    """The first of some sections also says what is found, and how many of `fair`'s runs are in."""
     planned = {run.hash for run in plan.load({"campaign": "fair"}).planned}
     there = len(planned.intersection(runs["hash"]))
     told = f"Of the {len(planned)} runs that campaign `fair` plans, {there} are here."
-    return [replace(section, progress=told) for section in sections[:1]] + sections[1:]
+    first = [replace(one, summary=tuned_alike(runs), progress=told) for one in sections[:1]]
+    return first + sections[1:]
 
 
 def minus(over: str, under: str) -> str:
@@ -291,11 +292,7 @@ def arms(runs: pd.DataFrame, probes: pd.DataFrame, steps: pd.DataFrame) -> list[
         table = table.sort_values("fitted rate", key=lambda of: of == RATES_OPEN, kind="stable")
         gone = [name for name in SPEEDS if name in table and (table[name] == UNMEASURED).any()]
         tables["search"] = table.drop(columns=["diverged", *gone])  # no best rate has a divergence
-    summaries = (tuned_alike(runs), "")
-    return [
-        Section(name, table, summary=told)
-        for (name, table), told in zip(tables.items(), summaries, strict=False)
-    ]
+    return [Section(name, table) for name, table in tables.items()]
 
 
 def beside_mha(

@@ -119,7 +119,7 @@ def test_no_verdict_before_all_seeds_and_the_search_stays_until_every_arm_has_fr
     table = study.comparisons(runs).table.set_index("family")
     assert table.loc["primary", "verdict"] == "open: 40 of 48 seeds"
     assert table.loc["each variant", "verdict"] == "better"  # its 16 have run
-    fresh, search = study.arms(runs, no_probes(), no_steps())
+    fresh, search = study.introduced(study.arms(runs, no_probes(), no_steps()), runs)
     assert len(fresh.table) == 2 and "open: 40 of 48 seeds" in fresh.summary
     assert len(search.table) == 3 and not search.summary
 
@@ -190,7 +190,8 @@ def test_before_fresh_seeds_the_runs_that_chose_the_rates_are_compared():
     lost = runs["variant"].eq("full") & runs["learning_rate"].eq(RATES[2]) & runs["seed"].eq(143)
     runs.loc[lost, "final_nll"] = np.nan  # a rate with a divergence is not the best
     runs["final_nll"] += 0.001 * (runs["seed"] - 142)
-    (section,) = study.arms(study.ended(runs, no_probes()), no_probes(), no_steps())
+    runs = study.ended(runs.assign(hash="unplanned"), no_probes())
+    (section,) = study.introduced(study.arms(runs, no_probes(), no_steps()), runs)
     table = section.table.set_index("variant")
     assert section.name == "search" and list(table["runs"]) == ["4", "4", "4"]
     assert table.loc["MHA", ["rate", "fitted rate"]].tolist() == ["0.001", "0.001"]
@@ -205,7 +206,7 @@ def test_an_arm_whose_rates_are_open_is_no_winner_and_its_difference_tells_its_s
     late = runs["variant"].eq("mha-gate") & runs["seed"].gt(142)
     runs = study.ended(runs[~late].assign(hash="unplanned"), no_probes())
     runs["nll"] += 0.001 * (runs["seed"] - 142)
-    (section,) = study.progressed(study.arms(runs, no_probes(), no_steps()), runs)
+    (section,) = study.introduced(study.arms(runs, no_probes(), no_steps()), runs)
     assert list(section.table["variant"]) == ["Full Relation", "MHA", "MHA, output gate"]
     assert "diverged" not in section.table and "GPU minutes" not in section.table
     table = section.table.set_index("variant").loc["MHA, output gate"]
