@@ -41,14 +41,14 @@ _PAPER = (
 # control for Relation's mechanism: its count calibration and its Self, on attention's own logits.
 _QK, _GATE = {"qk_norm": True}, {"output_gate": True}
 _FAIR = (
-    Variant("mha-qknorm", "MHA, QK-norm", MHA, _QK),
-    Variant("mha-gate", "MHA, output gate", MHA, _GATE),
-    Variant("mha-qknorm-gate", "MHA, QK-norm and output gate", MHA, _QK | _GATE),
-    Variant("mha-null", "MHA, null logit", MHA, {"null_logit": True}),
-    Variant("mha-self", "MHA, count and Self", CALIBRATED),
-    Variant("full-qknorm", "Full Relation, QK-norm", FULL, _QK),
-    Variant("full-gate", "Full Relation, output gate", FULL, _GATE),
-    Variant("full-qknorm-gate", "Full Relation, QK-norm and output gate", FULL, _QK | _GATE),
+    Variant("mha-qknorm", "MHA + QK-norm", MHA, _QK),
+    Variant("mha-gate", "MHA + gate", MHA, _GATE),
+    Variant("mha-qknorm-gate", "MHA + QK-norm + gate", MHA, _QK | _GATE),
+    Variant("mha-null", "MHA + null logit", MHA, {"null_logit": True}),
+    Variant("mha-self", "MHA + Self and count", CALIBRATED),
+    Variant("full-qknorm", "Full Relation + QK-norm", FULL, _QK),
+    Variant("full-gate", "Full Relation + gate", FULL, _GATE),
+    Variant("full-qknorm-gate", "Full Relation + QK-norm + gate", FULL, _QK | _GATE),
 )
 _OWN: tuple[Variant, ...] = ()  # yours: docs/extending.md
 VARIANTS: dict[str, Variant] = {variant.name: variant for variant in (*_PAPER, *_FAIR, *_OWN)}

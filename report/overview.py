@@ -76,13 +76,13 @@ def answer(rows: Sequence[Evidence]) -> str:
         "higher": [row for row in rows if row.low is not None and row.low > 0],
     }
     told = [
-        f"In {len(of)} of {len(rows)} comparisons Relation’s loss is {way}: "
+        f"Its loss is {way} in {len(of)} of {len(rows)} comparisons: "
         + "; ".join(f"at {row.label}, {row.quantity}, {_by(row)}" for row in of)
         for way, of in sure.items()
         if of
     ]
     left = len(rows) - sum(map(len, sure.values()))
-    told += [f"In {left} of {len(rows)} comparisons no difference is established"] if left else []
+    told += [f"No difference is established in {left} of {len(rows)}"] if left else []
     return ". ".join([*told, ""]).strip()
 
 
@@ -114,7 +114,7 @@ def losses(of_settings: Sequence[pd.DataFrame]) -> list[dict[str, Any]]:
 def cost(cells: pd.DataFrame) -> str:
     """Relation's throughput beside attention's and its further parameters, by scale; "" for none.
 
-    Of the first setting that has them.
+    Of the first setting that has them; "" for none.
     """
     key = ["table", "column", "row"]
     there = cells[(cells["status"] == "ok") & cells["row"].isin(SCALES)].drop_duplicates(key)
@@ -132,11 +132,16 @@ def cost(cells: pd.DataFrame) -> str:
             ratios = speeds.loc[column, "value"]
             parts.append(told(ratios, ".2f", f"times the tokens/s of {name}"))
     parts = [f"Training steps with FlashRelation: {'; '.join(parts)}."] if parts else []
-    counts = there.loc[there["table"] == "app-configs", "value"]
-    counts = counts.unstack("column").reindex(counts.index.unique("scale"))
-    if {"params.full", "params.mha"} <= set(counts):
-        more = (counts["params.full"] - counts["params.mha"]).dropna()
-        parts.append(told(more, ".0f", "more parameters") + ".")
+    for table, column, form, unit in (
+        ("app-prod-fr-fa", "allocated", ".3f", "times FlashAttention’s memory"),
+        ("app-configs", "params", ".0f", "more parameters"),
+    ):
+        both = there.loc[there["table"] == table, "value"]
+        both = both.unstack("column").reindex(both.index.unique("scale"))
+        if {f"{column}.full", f"{column}.mha"} <= set(both):
+            full, mha = both[f"{column}.full"], both[f"{column}.mha"]
+            more = full / mha if column == "allocated" else full - mha
+            parts.append(told(more.dropna(), form, unit) + ".")
     return " ".join(parts)
 
 

@@ -30,8 +30,7 @@ MARGIN = 0.01  # nat/token, within which two arms count as equivalent
 FRESH, EVERY_ARM = range(200, 248), 216  # seeds of primary arms; all arms have those below
 DIVERGED = 0.5  # nat/token above the median of an arm at a rate
 TUNED = "tuned"
-LESS, ALIKE, RATES_OPEN = "− MHA", "− MHA with the same additions", "rates open"
-ON_THESE = "MHA on\u00a0these"
+LESS, ALIKE = "− MHA", "− MHA with the same additions"
 SPEEDS = ("tokens/s, MHA’s = 1", "GPU minutes")
 BITS, UNRECORDED, UNMEASURED = "bits/character", "not recorded", "not measured"
 # Where the primary comparisons are made too, without a verdict: scale, variation, name.
@@ -41,7 +40,6 @@ ELSEWHERE = (
     ("10M", "long", "10M on 600M tokens"),
     ("10M", "small-updates", "10M, 32,768 tokens an update"),
 )
-FAMILIES = {"primary": "primary", "arms": "each variant"}
 RUN = ["scale", "variation", "variant", "seed"]
 
 
@@ -51,8 +49,7 @@ class Section:
 
     templates/study_texts.html.j2 has its title, its paragraph, the note below its table and the
     figure's caption; a column "" of the table holds the differences that are drawn there; summary:
-    a sentence for this page and the first; progress: how much of it has run; open: what of the
-    table is open, and why.
+    what is found, for this page and the first; progress: how much of it has run.
     """
 
     name: str
@@ -60,7 +57,6 @@ class Section:
     figure: bool = False
     summary: str = ""
     progress: str = ""
-    open: str = ""
 
 
 def sections(published: Path, folder: Path) -> list[Section]:
@@ -70,8 +66,14 @@ def sections(published: Path, folder: Path) -> list[Section]:
     runs, probes = ended(fair["runs"], fair["probes"]), fair["probes"]
     with style.styled():
         found = [
-            *introduced(arms(runs, probes, pd.concat([fair["steps"], books["steps"]])), runs),
-            comparisons(runs),
+            *introduced(
+                [
+                    *comparisons(runs, "primary"),
+                    *arms(runs, probes, pd.concat([fair["steps"], books["steps"]])),
+                    *comparisons(runs, "beside-mha"),
+                ],
+                runs,
+            ),
             *elsewhere(runs),
             head_start(runs, probes, folder),
             *rates(runs, folder),
@@ -131,15 +133,17 @@ def answer(root: Path, fair: pd.DataFrame, folder: Path) -> Section | None:
     """Relation − MHA of every setting that has pairs: the rows of the first page, and the fair
     comparison, as a figure. root: of all results; fair: its runs, as `ended`."""
     own = fair[fair["variation"].str.startswith(TUNED)]
-    own = own.assign(final_nll=own["nll"], further=False, own_scale=own["scale"])
-    own["scale"] = own["scale"].map(data.paper_scale)
     settings = plan.load({"campaign": "books"}).columns
     runs = {str(setting): data.load(setting, root=root).runs for setting in settings}
     bars = []
-    for name, of_setting in (runs | {"Tuned alike": own}).items():
+    for name, of_setting in runs.items():
         for row in overview.differences(of_setting):
             label = f"{row['scale']}: {name}, {counted(row['final_nll'].n, 'pair')}"
             bars.append(Bar(label, row["final_nll"], printed=row["paper"]))
+    for scale, of_scale in own.groupby("scale"):
+        if found := apart(of_scale, "full", "mha"):
+            label = f"{data.paper_scale(scale)}: Tuned alike, {found.seeds} seeds"
+            bars.append(Bar(label, found.welch))
     if not bars:
         return None
     bars.sort(key=lambda bar: data.size(bar.name))
@@ -166,13 +170,6 @@ def at_best(runs: pd.DataFrame) -> pd.DataFrame:
     return search[(means == lowest) & np.isfinite(lowest)]
 
 
-def whole(runs: pd.DataFrame) -> set[str]:
-    """The arms whose learning rates have all run, on two seeds or more."""
-    search = searched(runs)
-    seeds = search.groupby(["variant", "learning_rate"])["seed"].nunique().unstack()
-    return set(seeds.index[(seeds > 1).all(axis=1)])
-
-
 def of_kind(variant: str, kind: str) -> bool:
     """Whether an arm is one of attention (mha) or of Relation (full); the control is neither."""
     return variant.startswith(kind) and variant != "mha-self"
@@ -184,84 +181,100 @@ def primary(runs: pd.DataFrame) -> list[tuple[str, str]]:
     best = []
     for kind in PAIRED[::-1]:
         fits = {name: fit for name, fit in found.items() if of_kind(name, kind)}
-        is_open = not fits or any(rate is None for rate, _, _ in fits.values())
-        best.append("" if is_open else min(fits, key=lambda name: fits[name][2]))
+        is_open = not fits or any(rate is None for rate, _ in fits.values())
+        best.append("" if is_open else min(fits, key=lambda name: fits[name][1]))
     return list(dict.fromkeys([PAIRED[::-1], tuple(best)]))
 
 
 def tuned_alike(runs: pd.DataFrame) -> str:
-    """What the fair comparison says in a sentence: its verdicts or, before them, its search."""
+    """What the fair comparison says: its verdicts and, while one is open, its search."""
+    pairs = [pair for pair in primary(runs) if "" not in pair]
 
-    def told(over: str, under: str, found: Apart) -> str:
-        seeds = counted(len(found.seeds), "seed")
-        return f"{minus(over, under)}: {signed(found.welch)} over {seeds}"
+    def told(found: Iterable[tuple[str, str, Apart | None, str]]) -> str:
+        return "; ".join(
+            f"{minus(over, under)}: {signed(one.welch)} on {one.seeds} seeds{word}"
+            for over, under, one, word in found
+            if one
+        )
 
-    there = compared(runs).query("family == 'primary'").itertuples()
-    verdicts = [f"{told(one.over, one.under, one.found)}, {verdict(one)}" for one in there]
-    if verdicts:
-        return f"Each variant at its own learning rate, on a larger corpus: {'; '.join(verdicts)}."
+    fresh = [
+        (one.over, one.under, one.found, f", {verdict(one)}")
+        for one in compared(runs).query("family == 'primary'").itertuples()
+    ]
+    if fresh and all(word[:6] != ", open" for *_, word in fresh):
+        return f"Each variant at its own learning rate, 10M on a larger corpus: {told(fresh)}."
     best = at_best(runs)
-    best = best[best["variant"].isin(whole(runs))]
-    means = best.groupby("variant")["nll"].mean().sort_values().index
-    lowest = [next((name for name in means if of_kind(name, kind)), "") for kind in PAIRED[::-1]]
-    pairs = dict.fromkeys([PAIRED[::-1], tuple(lowest)])
-    found = "; ".join(told(*pair, one) for pair in pairs if (one := apart(best, *pair)))
-    return found and (
-        "Of the variants whose learning rates have all run, each at its best, 10M on a larger "
-        f"corpus: {found}. "
-        "The same runs chose the rates; fresh seeds have not run."
+    if not (search := told((*pair, apart(best, *pair), "") for pair in pairs)):
+        return ""
+    so_far = f" So far, {told(fresh)}." if fresh else ""
+    return (
+        f"Each variant at the best of its rates, 10M on a larger corpus: {search}. The same runs "
+        f"chose the rates; fresh seeds decide.{so_far}"
     )
 
 
 @dataclass(frozen=True)
 class Apart:
-    """One arm less another: Welch's estimate, which decides; paired; and without diverged runs."""
+    """One arm less another: Welch's estimate, which decides; paired over the seeds that both have;
+    and without diverged runs. seeds: how many each has."""
 
-    seeds: pd.Index
+    seeds: str
+    common: pd.Index
     welch: stats.Estimate
     paired: stats.Estimate
     kept: stats.Estimate
 
 
 def apart(runs: pd.DataFrame, over: str, under: str, end: float = math.inf) -> Apart | None:
-    """Two arms on their common seeds below `end`; None without any. runs: as `ended`."""
-    both = [runs[runs["variant"] == name].set_index("seed") for name in (over, under)]
-    seeds = both[0].index.intersection(both[1].index)
-    seeds = seeds[seeds < end]
-    if seeds.empty:
+    """Two arms on their seeds below `end`; None where one has none. runs: as `ended`."""
+    runs = runs[runs["seed"] < end].set_index("seed")
+    both = [runs[runs["variant"] == name] for name in (over, under)]
+    if any(arm.empty for arm in both):
         return None
-    nll, lost = ([arm.loc[seeds, name] for arm in both] for name in ("nll", "diverged"))
-    kept = [values[~gone] for values, gone in zip(nll, lost, strict=True)]
-    paired = stats.mean((nll[0] - nll[1]).dropna())
-    return Apart(seeds, stats.welch(*(v.dropna() for v in nll)), paired, stats.welch(*kept))
+    nll, kept = [arm["nll"].dropna() for arm in both], [arm[~arm["diverged"]] for arm in both]
+    return Apart(
+        " and ".join(dict.fromkeys(str(len(arm)) for arm in both)),
+        both[0].index.intersection(both[1].index),
+        stats.welch(*nll),
+        stats.mean((nll[0] - nll[1]).dropna()),
+        stats.welch(*(arm["nll"] for arm in kept)),
+    )
 
 
 def compared(runs: pd.DataFrame) -> pd.DataFrame:
     """The comparisons with verdicts at 10M: family, over, under, seeds, found, p and within.
 
-    seeds: how many the protocol gives them; found: an Apart of those that have run.
+    seeds: how many the protocol gives them; found: an Apart of those that have run; lacking: how
+    many comparisons of its family lack seeds.
 
-    p, within: of a difference and of equivalence, after Holm's correction over the whole family,
-    of which runs may not be there yet: the primary comparisons; and all arms other than MHA beside
-    it on the seeds that every arm has.
+    p, within: of a difference and of equivalence, after Holm's correction over the whole family;
+    NaN before all seeds have run. The families: the primary comparisons; and all arms other than
+    MHA beside it on the seeds that every arm has.
     """
+    fresh = of(runs, "10M").query("seed in @FRESH")
     asked = [("primary", *pair, FRESH.stop) for pair in primary(runs)]
-    asked += [("arms", name, "mha", EVERY_ARM) for name in ARMS if name != "mha"]
+    asked += [("beside-mha", name, "mha", EVERY_ARM) for name in ARMS if name != "mha"]
     rows = []
     for family, over, under, end in asked:
-        found = apart(of(runs, "10M"), over, under, end)
-        p = (found.welch.p, found.welch.within(MARGIN)) if found else [math.nan] * 2
-        rows.append((family, over, under, end - FRESH.start, found, *p))
+        found, seeds = apart(fresh, over, under, end), end - FRESH.start
+        ran = found is not None and len(found.common) == seeds
+        p = (found.welch.p, found.welch.within(MARGIN)) if ran else [math.nan] * 2
+        rows.append((family, over, under, seeds, found, not ran, *p))
     tests = ["p", "within"]
-    table = pd.DataFrame(rows, columns=["family", "over", "under", "seeds", "found", *tests])
+    names = ["family", "over", "under", "seeds", "found", "lacking", *tests]
+    table = pd.DataFrame(rows, columns=names)
+    table["lacking"] = table.groupby("family")["lacking"].transform("sum")
     table[tests] = table.groupby("family")[tests].transform(stats.holm)
     return table.dropna(subset="found")
 
 
 def verdict(one: Any) -> str:
-    """The protocol's word of a row of `compared`; none before all its seeds have run."""
-    if len(one.found.seeds) < one.seeds:
-        return f"open: {len(one.found.seeds)} of {one.seeds} seeds"
+    """The protocol's word of a row of `compared`; none before all seeds of its family have run, as
+    Holm's correction takes the p of all."""
+    if len(one.found.common) < one.seeds:
+        return f"open: {one.found.seeds} of {one.seeds} seeds"
+    if one.lacking:
+        return f"open: {one.lacking} of its family lack seeds"
     way = "better" if one.found.welch.value < 0 else "worse"
     if one.within < 0.05:
         return f"both: {way}, by less than ±{MARGIN}" if one.p < 0.05 else "equivalent"
@@ -272,42 +285,35 @@ def arms(runs: pd.DataFrame, probes: pd.DataFrame, steps: pd.DataFrame) -> list[
     """Arms at 10M and their own rates: on fresh seeds and, until all have these, on those that
     chose. Raises InputError where the fresh runs of one have several rates."""
     fresh, chose = of(runs, "10M"), at_best(runs)
-    decided = compared(runs).query("under == 'mha'").drop_duplicates("over").set_index("over")
     tables = {}
     if len(fresh):
         several = fresh.groupby("variant")["learning_rate"].nunique().gt(1)
         if several.any():
             raise InputError(f"the fresh runs of {several.idxmax()} have several learning rates")
-        tables["arms"] = beside_mha(fresh, decided["found"].to_dict(), probes, steps)
-    if len(chose) and not set(ARMS) <= set(fresh["variant"]):
-        less = {name: apart(chose, name, "mha") for name in ARMS if name != "mha"}
-        table = beside_mha(chose, less, probes, steps)
-        # What a few runs at few rates show is no rank, and speeds that most lack compare nothing.
-        fitted, complete = {}, whole(runs)
         for variant, own in searched(runs).groupby("variant"):
-            best, *_ = best_rate(own)
-            named = "open" if variant in complete else RATES_OPEN
-            fitted[title(variant)] = f"{best:.3g}" if best else named
-        table.insert(2, "fitted rate", table["variant"].map(fitted))
-        table = table.sort_values("fitted rate", key=lambda of: of == RATES_OPEN, kind="stable")
+            best, _ = best_rate(own)
+            ran = fresh.loc[fresh["variant"] == variant, "learning_rate"]
+            if best and not np.isclose(ran, best).all():
+                told = f"{ran.iloc[0]:.3g}, and its search gives {best:.3g}"
+                raise InputError(f"the fresh runs of {variant} have a rate of {told}")
+        tables["arms"] = beside_mha(fresh, probes, steps)
+    if len(chose) and not set(ARMS) <= set(fresh["variant"]):
+        table = beside_mha(chose, probes, steps)
+        fits = {title(name): best_rate(own)[0] for name, own in searched(runs).groupby("variant")}
+        fitted = [f"{fits[name]:.3g}" if fits[name] else "open" for name in table["variant"]]
+        table.insert(2, "fitted rate", fitted)
+        # Speeds that most lack compare nothing.
         gone = [name for name in SPEEDS if name in table and (table[name] == UNMEASURED).any()]
         tables["search"] = table.drop(columns=["diverged", *gone])  # no best rate has a divergence
     return [Section(name, table) for name, table in tables.items()]
 
 
-def beside_mha(
-    own: pd.DataFrame, less: dict[str, Apart | None], probes: pd.DataFrame, steps: pd.DataFrame
-) -> pd.DataFrame:
-    """A row an arm, the lowest NLL first. less: each arm less MHA."""
+def beside_mha(own: pd.DataFrame, probes: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
+    """A row an arm, the lowest NLL first, with its difference to MHA."""
     curves, rows = validation(probes, own), []
     for variant, arm in own.groupby("variant"):
-        found = less.get(variant)
-        known = dict.fromkeys((LESS, "common seeds", "", ON_THESE, ALIKE), "")
-        known[""] = found and found.welch
-        if found:
-            mha = own[(own["variant"] == "mha") & own["seed"].isin(found.seeds)]["nll"].mean()
-            known |= {LESS: signed(found.welch), "common seeds": str(len(found.seeds))}
-            known[ON_THESE] = f"{mha:.4f}"
+        found = None if variant == "mha" else apart(own, variant, "mha")
+        known = {LESS: found and signed(found.welch), "": found and found.welch, ALIKE: ""}
         if variant.startswith("full-"):  # each has its like among MHA's arms
             alike = apart(own, variant, variant.replace("full", "mha", 1))
             known[ALIKE] = signed(alike.welch) if alike else ""
@@ -316,11 +322,7 @@ def beside_mha(
         if rate is not None:
             minutes = f"{reached / rate / 60:.1f}" if reached else "not reached"
         rows.append(summary(arm, known) | dict(zip(SPEEDS, (speed, minutes), strict=True)))
-    shown = recorded(rows).sort_values("NLL")
-    whole_mha = f"{own.query('variant == @PAIRED[0]')['nll'].mean():.4f}"
-    if ON_THESE in shown and shown[ON_THESE].isin(["", whole_mha]).all():
-        shown = shown.drop(columns=ON_THESE)  # the same as in MHA's own row
-    return shown
+    return recorded(rows).sort_values("NLL")
 
 
 def summary(arm: pd.DataFrame, known: dict[str, object] | None = None) -> dict[str, object]:
@@ -374,20 +376,19 @@ def p_text(p: float) -> str:
 def differing(found: Apart) -> dict[str, object]:
     """What a table says of a comparison; "" is what it draws."""
     return {
-        "seeds": str(len(found.seeds)), "Welch": signed(found.welch), "": found.welch,
+        "Welch": signed(found.welch), "": found.welch, "seeds": found.seeds,
         "paired": signed(found.paired), "without diverged": signed(found.kept),
     }  # fmt: skip
 
 
-def comparisons(runs: pd.DataFrame) -> Section | None:
-    """The comparisons with verdicts."""
+def comparisons(runs: pd.DataFrame, family: str) -> list[Section]:
+    """The comparisons of a family, with verdicts; none before a seed of it has run."""
     rows = []
-    for one in compared(runs).itertuples():
-        row = {"comparison": minus(one.over, one.under), "family": FAMILIES[one.family]}
-        row["verdict"] = verdict(one)
+    for one in compared(runs).query("family == @family").itertuples():
+        row = {"comparison": minus(one.over, one.under), "verdict": verdict(one)}
         tests = {"p": one.p, f"p within ±{MARGIN}": one.within}
         rows.append(row | differing(one.found) | {name: p_text(p) for name, p in tests.items()})
-    return Section("comparisons", recorded(rows)) if rows else None
+    return [Section(family, recorded(rows))] if rows else []
 
 
 def elsewhere(runs: pd.DataFrame) -> list[Section]:
@@ -402,7 +403,7 @@ def elsewhere(runs: pd.DataFrame) -> list[Section]:
             if (found := apart(own, over, under)) is None:
                 continue
             row = {"comparison": minus(over, under), "setting": setting} | differing(found)
-            beside = apart(of(runs[runs["seed"].isin(found.seeds)], "10M"), over, under)
+            beside = apart(of(runs[runs["seed"].isin(found.common)], "10M"), over, under)
             there = scale == "10M" and beside is not None
             rows.append(row | {"150M tokens, same seeds": signed(beside.welch) if there else ""})
     made = zip(("elsewhere", "elsewhere-apart"), (alone, rows), strict=True)
@@ -417,20 +418,20 @@ def head_start(runs: pd.DataFrame, probes: pd.DataFrame, folder: Path) -> Sectio
         if not {over, under} <= set(curves.columns.unique(0)):
             continue
         both, name = (curves[over], curves[under]), minus(over, under)
-        seeds = both[0].columns.intersection(both[1].columns)
         points = {
-            tokens: stats.welch(*(arm.loc[tokens, seeds] for arm in both))
+            tokens: stats.welch(*(arm.loc[tokens].dropna() for arm in both))
             for tokens in curves.index[curves.index > 0]
         }
         ends = np.array([(one.value, one.low, one.high) for one in points.values()]).T
-        here.plot(list(points), ends[0], color=COLOUR[colour], label=name)
+        here.plot(list(points), ends[0], color=COLOUR[colour], label=name.replace(" − ", "\n− "))
         here.fill_between(list(points), *ends[1:], color=COLOUR[colour], alpha=0.2, linewidth=0)
-        row, last = {"comparison": name, "seeds": str(len(seeds))}, max(points)
+        seeds = " and ".join(dict.fromkeys(str(arm.shape[1]) for arm in both))
+        row, last = {"comparison": name, "seeds": seeds}, max(points)
         for part in (0.2, 0.5):
             there = points[min(points, key=lambda tokens: abs(tokens - part * last))]
             row[f"after {part:.0%}"] = signed(there)
             share = f"{there.value / points[last].value:.0%}".replace("-", "−")
-            decided = not points[last].low <= 0 <= points[last].high
+            decided = points[last].low > 0 or points[last].high < 0
             row[f"share at {part:.0%}"] = share if decided else "no sure end"
         rows.append(row | {"at the end": signed(points[last])})
     if not rows:
@@ -438,7 +439,7 @@ def head_start(runs: pd.DataFrame, probes: pd.DataFrame, folder: Path) -> Sectio
     here.axhline(0, color=INK, linewidth=0.8)
     here.set(xlabel="training tokens", ylabel="difference (nat/token)")
     style.counts(here.xaxis)
-    here.legend()
+    here.legend(loc="lower left", bbox_to_anchor=(0, 1))
     save(figure, folder / "head-start.svg")
     return Section("head-start", pd.DataFrame(rows), figure=True)
 
@@ -452,24 +453,21 @@ def rates(runs: pd.DataFrame, folder: Path) -> list[Section]:
         lost, count = by_rate["diverged"].sum().unstack(), by_rate.size().unstack()
         # No mean of those that survived; a rate that was not tried breaks the line.
         means = by_rate["final_nll"].mean().unstack().where(lost == 0)
-        rows, left = [], {}
+        rows = []
         for variant in (variant for variant in ARMS if variant in means.index):
-            best, reason, _ = best_rate(own[own["variant"] == variant])
+            best, _ = best_rate(own[own["variant"] == variant])
             row = {"variant": title(variant), "runs": f"{count.loc[variant].sum():.0f}"}
             for rate, mean in means.loc[variant].items():
                 gone = lost.at[variant, rate]
                 row[f"{rate:.3g}"] = f"{gone:.0f} diverged" if gone > 0 else number(mean, ".4f")
             rows.append(row | {"best rate": f"{best:.3g}" if best else "open"})
-            if not best:
-                left.setdefault(reason, []).append(title(variant))
-        save(_rate_panels(own, means, count == 1), folder / f"{name}.svg")
-        told = " ".join(f"Open, {reason}: {'; '.join(names)}." for reason, names in left.items())
-        found.append(Section(name, pd.DataFrame(rows), figure=True, open=told))
+        save(_rate_panels(own, means), folder / f"{name}.svg")
+        found.append(Section(name, pd.DataFrame(rows), figure=True))
     return found
 
 
-def _rate_panels(runs: pd.DataFrame, means: pd.DataFrame, alone: pd.DataFrame) -> Figure:
-    """Means by learning rate, a panel for what is added to an arm; open: of a single run."""
+def _rate_panels(runs: pd.DataFrame, means: pd.DataFrame) -> Figure:
+    """Means by learning rate, a panel for what is added to an arm."""
     tried, arms = means.columns, [variant for variant in ARMS if variant in means.index]
     added = list(dict.fromkeys(variant.partition("-")[2] for variant in arms))
     high, shared = math.ceil(len(added) / 2), {"sharex": True, "sharey": True}
@@ -477,7 +475,7 @@ def _rate_panels(runs: pd.DataFrame, means: pd.DataFrame, alone: pd.DataFrame) -
     for here in axes.flat[len(added) :]:
         here.set_visible(False)
     for what, here in zip(added, axes.flat, strict=False):
-        here.set_title(title(f"mha-{what}").removeprefix("MHA, ") if what else "plain")
+        here.set_title(title(f"mha-{what}").removeprefix("MHA + ") if what else "plain")
         here.set_xscale("log")
         if what and "mha" in arms:
             look = {"color": MUTED, "linewidth": 0.8, "linestyle": style.DASHES}
@@ -490,10 +488,7 @@ def _rate_panels(runs: pd.DataFrame, means: pd.DataFrame, alone: pd.DataFrame) -
             ends = own[~own["diverged"]]
             ends = ends[ends.duplicated("learning_rate", keep=False)]  # one run is its own mean
             here.plot(ends["learning_rate"], ends["final_nll"], ".", alpha=0.4, **look)
-            mean, single = means.loc[variant], alone.loc[variant]
-            here.plot(tried, mean, "-", **look)
-            here.plot(tried, mean.where(~single), "o", **look)
-            here.plot(tried, mean.where(single), "o", markerfacecolor=style.PAPER, **look)
+            here.plot(tried, means.loc[variant], "o-", **look)
             for rate in own.loc[own["diverged"], "learning_rate"]:
                 here.plot(rate, 0.97, "x", transform=here.get_xaxis_transform(), **look)
         here.set_xticks(tried, [f"{1e3 * rate:.3g}" for rate in tried])
@@ -503,30 +498,26 @@ def _rate_panels(runs: pd.DataFrame, means: pd.DataFrame, alone: pd.DataFrame) -
     return figure
 
 
-def best_rate(runs: pd.DataFrame) -> tuple[float | None, str, float]:
-    """An arm's learning rate by docs/preregistration.md, or None; why it is open; its fitted NLL.
+def best_rate(runs: pd.DataFrame) -> tuple[float | None, float]:
+    """An arm's learning rate by docs/preregistration.md and its fitted NLL; None while it is open.
 
     runs: as `ended`, of one arm at 10M or 30M.
     """
     by_rate = runs.groupby("learning_rate")
     means = by_rate["final_nll"].mean().where(~by_rate["diverged"].any(), math.inf)
-    near, place = means.index, int(np.argmin(means))
+    near, place, seeds = means.index, int(np.argmin(means)), by_rate["seed"].nunique()
     if (runs["scale"] == "30M").all():
-        if len(near) != 3 or math.isinf(means.min()):
-            return None, f"{np.isfinite(means).sum()} of 3 rates", math.nan
-    elif len(near) < 5 or by_rate["seed"].nunique().min() < 2:
-        return None, f"{len(runs)} of 10 runs", math.nan
-    elif place in (0, len(means) - 1):
-        return None, f"the best rate, {near[place]:.3g}, is at the edge", math.nan
+        is_open = len(near) != 3 or math.isinf(means.min())
     else:
-        near = near[place - 1 : place + 2]
-        if by_rate["seed"].nunique()[near].min() < 4:
-            told = f"two more seeds at {', '.join(f'{rate:.3g}' for rate in near)}"
-            return None, told, math.nan
+        few = len(near) < 5 or seeds.min() < 2
+        near = near[max(place - 1, 0) : place + 2]  # two at an edge
+        is_open = few or len(near) < 3 or seeds[near].min() < 4
+    if is_open:
+        return None, math.nan
     own = runs[runs["learning_rate"].isin(near)].dropna(subset="final_nll")
     x = np.log(own["learning_rate"])
     fit = np.polyfit(x, own["final_nll"], 2) if x.nunique() == 3 else np.zeros(3)
     if fit[0] <= 0:
-        return float(means.index[place]), "", float(means.iloc[place])
+        return float(means.index[place]), float(means.iloc[place])
     lowest = np.clip(-fit[1] / (2 * fit[0]), math.log(near[0]), math.log(near[-1]))
-    return float(f"{math.exp(lowest):.3g}"), "", float(np.polyval(fit, lowest))
+    return float(f"{math.exp(lowest):.3g}"), float(np.polyval(fit, lowest))

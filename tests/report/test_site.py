@@ -160,7 +160,7 @@ def test_the_first_page_says_where_relation_is_surely_better() -> None:
     alone = Evidence("100M", "One", ours=-0.01, **known)
     told = overview.answer([sure, open_, alone])
     assert "1 of 3" in told and "0.0363 nat/token (95% 0.0249 to 0.0477, 28 pairs)" in told
-    assert "10M, One" in told and "In 2 of 3 comparisons no difference is established." in told
+    assert "10M, One" in told and "No difference is established in 2 of 3." in told
 
 
 def test_costs_stand_in_the_order_of_the_scales() -> None:

@@ -34,47 +34,47 @@ def runs_at(rates, seeds, nll, scale="10M"):
 
 
 def best_rate(runs):
-    return study.best_rate(study.ended(runs, no_probes()))
+    return study.best_rate(study.ended(runs, no_probes()))[0]
 
 
 def test_a_quadratic_gives_its_minimum():
     runs = runs_at(RATES, (1, 2, 3, 4), lambda rate, _: 3 + np.log(rate / 1.2e-3) ** 2)
-    assert best_rate(runs) == (pytest.approx(1.2e-3), "", pytest.approx(3))
+    found = study.best_rate(study.ended(runs, no_probes()))
+    assert found == (pytest.approx(1.2e-3), pytest.approx(3))
 
 
 def test_the_minimum_stays_between_the_neighbours():
     # Flat but for a steep fall at the middle rate's right: the parabola would go beyond.
     values = dict(zip(RATES, (3.5, 3.3, 3.2, 3.19, 3.6), strict=True))
-    rate, why, _ = best_rate(runs_at(RATES, (1, 2, 3, 4), lambda rate, _: values[rate]))
-    assert why == "" and RATES[2] <= rate <= RATES[4]
+    rate = best_rate(runs_at(RATES, (1, 2, 3, 4), lambda rate, _: values[rate]))
+    assert RATES[2] <= rate <= RATES[4]
 
 
 def test_an_edge_and_missing_seeds_leave_the_rate_open():
-    falling = best_rate(runs_at(RATES, (1, 2, 3, 4), lambda rate, _: 3 - rate))
-    assert falling[0] is None and "edge" in falling[1]
+    assert best_rate(runs_at(RATES, (1, 2, 3, 4), lambda rate, _: 3 - rate)) is None
     few = runs_at(RATES, (1, 2), lambda rate, _: 3 + np.log(rate / 1.1e-3) ** 2)
-    assert "two more seeds at 0.000707, 0.001, 0.00141" in best_rate(few)[1]
+    assert best_rate(few) is None
 
 
 def test_at_30m_three_rates_of_one_seed_give_the_minimum():
     def nll(rate, _):
         return 3 + np.log(rate / 1.1e-3) ** 2
 
-    assert best_rate(runs_at(RATES[1:4], [142], nll, "30M"))[:2] == (pytest.approx(1.1e-3), "")
+    assert best_rate(runs_at(RATES[1:4], [142], nll, "30M")) == pytest.approx(1.1e-3)
     edge = best_rate(runs_at(RATES[:3], [142], lambda rate, _: 3 - rate, "30M"))
-    assert edge[0] == RATES[2]  # no further out than the outer rates
-    assert best_rate(runs_at(RATES[:2], [142], nll, "30M"))[:2] == (None, "2 of 3 rates")
+    assert edge == RATES[2]  # no further out than the outer rates
+    assert best_rate(runs_at(RATES[:2], [142], nll, "30M")) is None
 
 
 def test_a_divergence_ranks_behind_all_others():
     for lost in (np.nan, 3.6):  # stopped, and far above the median at its rate
         runs = runs_at(RATES, (1, 2, 3, 4), lambda rate, _: 3 + np.log(rate / 1.6e-3) ** 2)
         runs.loc[runs["seed"].eq(1) & runs["learning_rate"].eq(RATES[3]), "final_nll"] = lost
-        assert best_rate(runs)[1] == "the best rate, 0.002, is at the edge"
-    assert best_rate(runs[runs["seed"].eq(2)])[1] == "5 of 10 runs"
+        assert best_rate(runs) is None  # 2e-3, at the edge
+    assert best_rate(runs[runs["seed"].eq(2)]) is None
     runs = runs_at(RATES, (1, 2, 3, 4), lambda rate, _: 3 + np.log(rate / 1e-3) ** 2)
     runs.loc[runs["seed"].eq(4) & runs["learning_rate"].eq(RATES[3]), "final_nll"] = np.nan
-    assert best_rate(runs)[:2] == (pytest.approx(1e-3, rel=0.01), "")
+    assert best_rate(runs) == pytest.approx(1e-3, rel=0.01)
 
 
 def fair_runs(deviation=0.001, primary=20, **shifts):
@@ -94,39 +94,54 @@ def fair_runs(deviation=0.001, primary=20, **shifts):
     return pd.DataFrame(rows)
 
 
+def both_tables(runs):
+    """The tables of the two families of comparisons, by comparison."""
+    found = {name: study.comparisons(runs, name) for name in ("primary", "beside-mha")}
+    return {name: one.table.set_index("comparison") for name, (one,) in found.items()}
+
+
 def test_planted_differences_and_equivalence_get_their_verdicts():
-    shifts = {"mha": 0, "mha-gate": -0.03, "mha-self": -0.2, "full": 0.001, "full-gate": -0.05}
+    shifts = {name: 0 for name in study.ARMS}
+    shifts |= {"mha-gate": -0.03, "mha-self": -0.2, "full": 0.001, "full-gate": -0.05}
     runs = study.ended(fair_runs(0.01, 48, **shifts), no_probes())
-    table = study.comparisons(runs).table.set_index("family")
-    assert list(table.loc["primary", "comparison"]) == [
-        study.minus("full", "mha"), study.minus("full-gate", "mha-gate")
-    ]  # fmt: skip
-    assert list(table.loc["primary", "verdict"]) == ["equivalent", "better"]
-    assert set(table.loc["primary", "seeds"]) == {"48"}
-    rest = table.loc["each variant"].set_index("comparison")
-    assert len(rest) == 4 and set(rest["seeds"]) == {"16"}
+    first, rest = (both_tables(runs)[name] for name in ("primary", "beside-mha"))
+    assert list(first.index) == [study.minus("full", "mha"), study.minus("full-gate", "mha-gate")]
+    assert list(first["verdict"]) == ["equivalent", "better"]
+    assert set(first["seeds"]) == {"48"}
+    assert len(rest) == 9 and set(rest["seeds"]) == {"16"}
     assert rest.loc[study.minus("mha-self", "mha"), "verdict"] == "better"
     near = study.ended(fair_runs(0.002, 48, mha=0, full=0.004), no_probes())
-    assert study.comparisons(near).table["verdict"][0] == "both: worse, by less than ±0.01"
+    assert both_tables(near)["primary"]["verdict"].iloc[0] == "both: worse, by less than ±0.01"
     noisy = study.ended(fair_runs(0.1, 48, mha=0, full=0.001), no_probes())
-    assert study.comparisons(noisy).table["verdict"][0] == "not established"
+    assert both_tables(noisy)["primary"]["verdict"].iloc[0] == "not established"
 
 
 def test_no_verdict_before_all_seeds_and_the_search_stays_until_every_arm_has_fresh_ones():
     runs = fair_runs(0.001, 40, **{"mha": 0, "full": -0.05, "full-gate": -0.1})
     gone = runs["variant"].eq("full-gate") & runs["variation"].str.startswith("tuned")
     runs = study.ended(runs[~gone].assign(hash="unplanned"), no_probes())
-    table = study.comparisons(runs).table.set_index("family")
-    assert table.loc["primary", "verdict"] == "open: 40 of 48 seeds"
-    assert table.loc["each variant", "verdict"] == "better"  # its 16 have run
+    first, rest = both_tables(runs).values()
+    assert list(first["verdict"]) == ["open: 40 of 48 seeds"] and list(first["p"]) == ["—"]
+    assert list(rest["verdict"]) == ["open: 8 of its family lack seeds"]
     fresh, search = study.introduced(study.arms(runs, no_probes(), no_steps()), runs)
-    assert len(fresh.table) == 2 and "open: 40 of 48 seeds" in fresh.summary
-    assert len(search.table) == 3 and not search.summary
+    assert len(fresh.table) == 2 and len(search.table) == 3 and not search.summary
+    told = f"{study.minus('full-gate', 'mha')}: −0.1000"  # the search's best, and of the fresh one
+    assert told in fresh.summary and "So far" in fresh.summary
+    assert fresh.summary.endswith("on 40 seeds, open: 40 of 48 seeds.")
+
+
+def test_a_p_before_all_seeds_decides_nothing_of_its_family():
+    runs = fair_runs(0.01, 48, **{"mha": 0, "full": -0.005, "mha-gate": -0.1, "full-gate": -0.2})
+    late = runs["variant"].eq("full-gate") & runs["seed"].gt(230)
+    table = study.compared(study.ended(runs[~late], no_probes())).set_index("family").loc["primary"]
+    alone = table["found"].iloc[0].welch.p
+    assert table["p"].iloc[0] == pytest.approx(2 * alone) and np.isnan(table["p"].iloc[1])
+    assert study.verdict(table.iloc[0]) == "open: 1 of its family lack seeds"
 
 
 def test_holm_corrects_over_all_arms_though_few_have_run():
     runs = study.ended(fair_runs(0.01, mha=0, full=-0.01), no_probes())
-    found = study.compared(runs).set_index("family").loc["arms"]
+    found = study.compared(runs).set_index("family").loc["beside-mha"]
     alone = study.apart(study.of(runs, "10M"), "full", "mha", 216).welch
     assert found["p"] == pytest.approx(9 * alone.p) and alone.n == 16
 
@@ -143,11 +158,14 @@ def test_a_run_that_stopped_enters_with_its_last_finite_loss():
     fresh, _ = study.arms(runs, probes, no_steps())
     arm = fresh.table.set_index("variant").loc["Full Relation"]
     assert (arm["diverged"], arm["NLL"][:5]) == ("1", "3.350")  # 3.25 + 2 / 20
-    row = study.comparisons(runs).table.iloc[0]
+    row = both_tables(runs)["primary"].iloc[0]
     assert row["Welch"].startswith("+0.0") and row["without diverged"].startswith("−0.0")
     assert study.validation(probes, runs).loc[30, ("full", 203)] == 5.25  # against tokens, too
     runs.loc[runs["seed"] == 201, "learning_rate"] = 2e-3
     with pytest.raises(InputError, match="several learning rates"):
+        study.arms(runs, probes, no_steps())
+    runs.loc[runs["variation"].str.startswith("tuned"), "learning_rate"] = 2e-3
+    with pytest.raises(InputError, match="and its search gives"):
         study.arms(runs, probes, no_steps())
 
 
@@ -179,7 +197,7 @@ def test_a_rate_that_was_not_tried_breaks_the_line_and_is_a_dash(tmp_path):
     runs = runs_at(RATES, (1, 2), lambda rate, _: 3.0)
     gated = runs_at(RATES[::2], (1,), lambda rate, _: 2.9).assign(variant="mha-gate")
     (section,) = study.rates(study.ended(pd.concat([runs, gated]), no_probes()), tmp_path)
-    row = section.table.set_index("variant").loc["MHA, output gate"]
+    row = section.table.set_index("variant").loc["MHA + gate"]
     assert row[["0.0005", "0.000707", "0.001"]].tolist() == ["2.9000", "—", "2.9000"]
     assert section.figure and (tmp_path / "rates.svg").exists()
 
@@ -196,30 +214,26 @@ def test_before_fresh_seeds_the_runs_that_chose_the_rates_are_compared():
     assert section.name == "search" and list(table["runs"]) == ["4", "4", "4"]
     assert table.loc["MHA", ["rate", "fitted rate"]].tolist() == ["0.001", "0.001"]
     assert table.loc["Full Relation", "rate"] in ("0.000707", "0.00141")
-    assert table.loc["Full Relation, output gate", "− MHA"].startswith("−0.0500 (−0.0522")
-    assert "Full Relation, output gate − MHA: −0.0500" in section.summary
+    assert table.loc["Full Relation + gate", "− MHA"].startswith("−0.0500 (−0.0522")
+    assert "Full Relation + gate − MHA: −0.0500" in section.summary
 
 
-def test_an_arm_whose_rates_are_open_is_no_winner_and_its_difference_tells_its_seeds(tmp_path):
+def test_an_arm_whose_rates_are_open_is_no_winner(tmp_path):
     runs = fair_runs(0, **{"mha": 0, "full": -0.002, "mha-gate": -0.5})
     runs = runs[runs["variation"].str.startswith("rate")]
     late = runs["variant"].eq("mha-gate") & runs["seed"].gt(142)
     runs = study.ended(runs[~late].assign(hash="unplanned"), no_probes())
     runs["nll"] += 0.001 * (runs["seed"] - 142)
     (section,) = study.introduced(study.arms(runs, no_probes(), no_steps()), runs)
-    assert list(section.table["variant"]) == ["Full Relation", "MHA", "MHA, output gate"]
+    assert list(section.table["variant"]) == ["MHA + gate", "Full Relation", "MHA"]
     assert "diverged" not in section.table and "GPU minutes" not in section.table
-    table = section.table.set_index("variant").loc["MHA, output gate"]
-    assert table["fitted rate"] == study.RATES_OPEN
-    assert table[["− MHA", "common seeds", "MHA on\u00a0these"]].tolist() == [
-        "−0.5000", "1", "3.3000"
-    ]  # fmt: skip
+    table = section.table.set_index("variant").loc["MHA + gate"]
+    assert table["fitted rate"] == "open" and "MHA + gate" not in section.summary
     assert section.table.set_index("variant").loc["MHA", "NLL"].startswith("3.3015")
     assert section.progress.endswith("0 are here.")
     (rates,) = study.rates(runs, tmp_path)
-    assert rates.open == "Open, 5 of 10 runs: MHA, output gate."
     assert rates.table.set_index("variant")["best rate"].to_dict() == {
-        "MHA": "0.001", "MHA, output gate": "open", "Full Relation": "0.001"
+        "MHA": "0.001", "MHA + gate": "open", "Full Relation": "0.001"
     }  # fmt: skip
 
 
@@ -237,7 +251,7 @@ def test_an_arm_has_its_speed_and_the_time_to_mhas_loss_or_says_why_not():
     # Its curve falls from 3 to 1 over the second half, and passes MHA's 2 in the middle of it.
     assert table.loc["Full Relation", "GPU minutes"] == f"{0.75 * BUDGET / 0.9e6 / 60:.1f}"
     assert table.loc["Full Relation", "tokens/s, MHA’s = 1"].startswith("0.900")
-    assert table.loc["Full Relation, output gate", "GPU minutes"] == "not measured"
+    assert table.loc["Full Relation + gate", "GPU minutes"] == "not measured"
     assert table.loc["MHA", "bits/character"].startswith("1.19")  # 3.3 x 100 / 400 / ln 2
 
 
