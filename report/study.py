@@ -142,7 +142,8 @@ def answer(root: Path, fair: pd.DataFrame, folder: Path) -> Section | None:
             bars.append(Bar(label, row["final_nll"], printed=row["paper"]))
     for scale, of_scale in own.groupby("scale"):
         if found := apart(of_scale, "full", "mha"):
-            label = f"{data.paper_scale(scale)}: Tuned alike, {found.seeds} seeds"
+            so_far = " so far" if scale == "10M" and len(found.common) < len(FRESH) else ""
+            label = f"{data.paper_scale(scale)}: Tuned alike, {found.seeds} seeds{so_far}"
             bars.append(Bar(label, found.welch))
     if not bars:
         return None
