@@ -38,7 +38,10 @@ def why_unavailable(device: torch.device | str) -> str | None:
     if device.type == "cpu":
         if os.environ.get("TRITON_INTERPRET") == "1":
             return None
-        return "on a CPU it runs only in Triton's interpreter; set TRITON_INTERPRET=1 before Python"
+        return (
+            "it needs an NVIDIA GPU; on a CPU name no backend, or call relation.ops"
+            " (TRITON_INTERPRET=1, Triton's interpreter, is for tests)"
+        )
     if device.type != "cuda" or torch.version.hip is not None:
         return f"it needs an NVIDIA GPU, and this device is {device}"
     return _why_gpu_unavailable(device.index)

@@ -143,8 +143,7 @@ def _diagnose(campaign: Campaign, options: Options) -> Path:
     run = campaign.run(options.target)
     _begin(options, run.flow_hash, f"diagnostics of {run.name}")
     out = campaign.folder / "flow" / run.name
-    given = (run, _data(campaign, run), _checkpoint(campaign, run), out)
-    diagnose(*given, campaign.runs_per_gpu)
+    diagnose(run, _data(campaign, run), _checkpoint(campaign, run), out, campaign.runs_per_gpu)
     return out
 
 
@@ -249,11 +248,16 @@ def _duration(hours: float) -> str:
 
 
 def _plan(campaign: Campaign, options: Options) -> None:
+    from relation.data.corpus import check_texts
+
     # What is chosen, and what of it is shipped.
     print(f"{campaign.title}: {campaign.description}")
     for scale, variant in dict.fromkeys((run.scale, run.variant) for run in campaign.runs):
         models = (r.model for r in campaign.runs if (r.scale, r.variant) == (scale, variant))
         print(f"  {scale} {variant}: {parameter_count(next(models)):,} parameters")
+    for data in {(run.data.title, run.data.path): run.data for run in campaign.runs}.values():
+        streams = (data.source or {}).get("streams", ())
+        print(f"  text: {data.title}, {data.path or ', '.join(each['path'] for each in streams)}")
     done = records.published_hashes("runs", campaign.name) if campaign.published else ()
     shipped = [run for run in campaign.runs if run.hash in done]
     print(f"{len(campaign.runs)} runs are chosen; {len(shipped)} of them are shipped.")
@@ -279,16 +283,20 @@ def _plan(campaign: Campaign, options: Options) -> None:
         hours[f"{run.scale}/{run.variation}"] += run.budget_tokens / speed / 3600
     print(*(f"  {name}: {_duration(value)} of training" for name, value in hours.items()), sep="\n")
     unit = "GPU" if campaign.device == "cuda" else "core"
-    disk = sum(4 * parameter_count(run.model) for run in runs) / 2**30  # FP32
+    disk = sum(4 * parameter_count(run.model) for run in runs) / 2**20  # FP32
     print(f"Training takes some {_duration(sum(hours.values()))} of one {unit} at expected speeds.")
-    size = f"{disk:,.1f} GiB" if disk >= 1 else f"{disk * 1024:,.0f} MiB"
-    print(f"Checkpoints take {size} of disk.")
+    print(f"Checkpoints take {disk:,.0f} MiB of disk.")
     others = [x.name for x in runs if (campaign.folder / f"runs/{x.name}/run.parquet").exists()]
     if others:
         print(f"These runs take the place of {len(others)} finished of another text or other keys:")
         print(*(f"  {name}" for name in others[:3]), *["  ..."] * (len(others) > 3), sep="\n")
     for run in runs if options.runs else ():
         print(run.name, run.hash)
+    try:
+        for path in (Path(path) for path in todo if path.startswith("data/")):
+            check_texts(campaign.data[path.parent.name])
+    except InputError as error:
+        print(f"Missing: {error}")
 
 
 def _status(campaign: Campaign, options: Options) -> None:

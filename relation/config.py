@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
+from functools import reduce
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -28,10 +29,11 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from relation.errors import InputError
-from relation.variants import VARIANTS
+from relation.variants import VARIANTS, ModelConfig
 
 PROJECT = Path(__file__).resolve().parents[1]
 CONFIG = PROJECT / "config.yaml"
+_OF_MODEL = "it is a field of the model: make a variant of it (docs/extending.md)"
 
 Count = Annotated[StrictInt, Field(ge=1)]
 Seed = Annotated[StrictInt, Field(ge=0)]
@@ -78,7 +80,8 @@ class Section(BaseModel):
         known = list(cls.model_fields)
         for name in values if isinstance(values, Mapping) else ():
             if name not in known:
-                hint = _nearest(str(name), known)
+                of_model = name in ModelConfig.__dataclass_fields__
+                hint = _OF_MODEL if of_model else _nearest(str(name), known)
                 raise PydanticCustomError("unknown", f"unknown key {str(name)!r}; {hint}")
         return values
 
@@ -165,7 +168,7 @@ class Corpus(Section):
     streams: list[Stream] | None = key("Data sets of the hub, mixed by tokens in equal shares")
     validation_modulus: Annotated[StrictInt, Field(ge=2)] | None = key(
         "Documents whose text's SHA-256 is 0 modulo this validate, unless files named validation* "
-        "do; null: a data set's own split, or the last tenth of a text file"
+        "do; null: a data set's own split, the last tenth of a text file, 50 for a folder"
     )
     train_tokens: Count | None = key("Stop the training split here, tokens; null: all of it")
     validation_tokens: Count | None = key("Stop the validation split here, tokens; null: all of it")
@@ -339,14 +342,12 @@ def read(path: Path) -> dict:
         content = json.loads(text) if path.suffix == ".json" else yaml.load(text, _Loader)
     except FileNotFoundError:
         raise InputError(f"no configuration file {path}; run in the project's folder") from None
-    except json.JSONDecodeError as error:
-        raise InputError(f"{path} line {error.lineno} is not JSON: {error.msg}") from None
     except yaml.YAMLError as error:
         where = getattr(error, "problem_mark", None)
         line = f" line {where.line + 1}" if where else ""
         raise InputError(f"{path}{line} is not YAML: {getattr(error, 'problem', error)}") from None
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} cannot be read as UTF-8 YAML ({error})") from None
+        raise InputError(f"{path} cannot be read as YAML or JSON in UTF-8 ({error})") from None
     if not isinstance(content, dict):
         raise InputError(f"{path} holds no mapping; see config.yaml of the project")
     return content
@@ -386,13 +387,10 @@ def campaign_values(name: str, folder: Path) -> dict:
         if base in names:
             raise InputError(f"{path.name}: base {base!r} leads back to itself; remove one")
         names.append(base)
-    merged: dict = {}
-    for own in reversed(values):
-        merged = _merge(merged, own)
+    merged = reduce(_merge, reversed(values), {})
     merged.pop("base", None)
     for section in ("scales", "corpora"):
-        kept = merged.get(section, {}).items()
-        merged[section] = {key: value for key, value in kept if value is not None}
+        merged[section] = {k: v for k, v in merged.get(section, {}).items() if v is not None}
     return merged
 
 
@@ -419,11 +417,11 @@ def validated(section: type[Section], values: Mapping, where: str) -> Any:
 def reference() -> str:
     """The reference of the keys in Markdown: a table for each section, by its types."""
     lines = ["# Keys of the configuration"]
-    for section in (Choice, CampaignSection, *Section.__subclasses__(), Scale, Variation):
-        name = section.__name__.removesuffix("Section")
-        own = [n for n in section.__annotations__ if n in section.model_fields]
-        if f"## {name}" not in lines:
-            lines += ["", f"## {name}", "", section.__doc__.strip(), "", "| key | meaning |"]
-            lines += ["| --- | --- |"]
-            lines += [f"| `{n}` | {section.model_fields[n].description} |" for n in own]
+    sections = (Choice, CampaignSection, *Section.__subclasses__(), Scale, Variation)
+    for section in dict.fromkeys(sections):
+        name, fields = section.__name__.removesuffix("Section"), section.model_fields
+        lines += ["", f"## {name}", "", section.__doc__.strip(), ""]
+        lines += ["| key | meaning |", "| --- | --- |"]
+        own = (n for n in section.__annotations__ if n in fields)
+        lines += [f"| `{n}` | {fields[n].description} |" for n in own]
     return "\n".join(lines)

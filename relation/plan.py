@@ -33,8 +33,8 @@ _SHIPPED = ("runs", "steps", "complexity", "decode", "recall", "gradients")
 _MEASURED = {"flow": ("flow", ("flow", "curves", "maps")), "lengths": ("length", ("lengths",))}
 # The name of the variation of a campaign that changes nothing.
 UNCHANGED = "base"
-# Why a shipped run has no diagnostics or no lengths.
 PAPER_SCALES = ("10M", "30M", "100M")
+# Why a shipped run has no diagnostics or no lengths.
 WHY_UNMEASURED = "its checkpoint is not shipped; published=false makes it"
 
 
@@ -43,7 +43,7 @@ class Setting:
     """A column of the report: a campaign's variation.
 
     scales: None for those of the paper that the campaign has, or all; corpus: in place of the
-    campaign's own.
+    campaign's own; varies: the variation that a one-off changes.
     """
 
     campaign: str
@@ -51,6 +51,7 @@ class Setting:
     scales: tuple[str, ...] | None = None
     title: str = ""
     corpus: str | None = None
+    varies: str | None = None
 
     @property
     def name(self) -> str:
@@ -130,11 +131,12 @@ class Campaign:
         self.check = check_job(matrix)
 
         # The report's columns: those that the campaign names, or the variations that are chosen.
-        named = [self._setting(**each.given()) for each in section.columns or ()]
-        shown = [self._setting(each) for each in chosen]
-        columns = named or shown
-        if choice.vary:  # the one-off is the last of four
-            columns = [*(named or shown[:-1])[:3], shown[-1]]
+        columns = [self._setting(**each.given()) for each in section.columns or ()]
+        columns = columns or [self._setting(each) for each in chosen]
+        if choice.vary:  # first what it varies, and the one-off itself the last of four
+            first = next((c for c in columns if c.variation == chosen[0]), self._setting(chosen[0]))
+            others = [c for c in columns if c not in (first, self._setting(varied))]
+            columns = [first, *others[:2], self._setting(varied, varies=chosen[0])]
         self.columns = columns[:4]
 
     def _setting(self, variation: str, **given: Any) -> Setting:
@@ -270,9 +272,7 @@ def _variations(values: Mapping, name: str) -> dict[str, dict]:
     for parts in product(*(each.items() for each in values.get("cross", ()))):
         if parts:
             joined = "-".join(key for key, _ in parts)
-            found[joined] = {}
-            for _, change in parts:
-                found[joined] |= change
+            found[joined] = {key: value for _, change in parts for key, value in change.items()}
     for key, change in values.get("variations", {}).items():
         found[key] = {**found.get(key, {}), **change}
     for key, change in found.items():
@@ -323,6 +323,15 @@ def load(config: Path | Mapping = CONFIG, **overrides: Any) -> Campaign:
     choice: Choice = validated(Choice, raw, where)
     if not choice.campaign:
         raise InputError(f"{where}: no campaign is chosen; give campaign=NAME")
-    if values is None:
-        values = campaign_values(choice.campaign, folder)
-    return Campaign(choice, raw, values)
+    if values is not None:
+        return Campaign(choice, raw, values)
+    campaign = Campaign(choice, raw, campaign_values(choice.campaign, folder))
+    # A base's texts may go unread; what the campaign's own file gives is meant to be read.
+    used = dict.fromkeys(data.corpus for data in campaign.data.values())
+    for name, given in read(folder / f"{choice.campaign}.yaml").get("corpora", {}).items():
+        if given is not None and name not in used:
+            raise InputError(
+                f"config/{choice.campaign}.yaml: corpora.{name}: no scale reads it; they read "
+                f"{', '.join(used)}; give a variation `corpus: {name}`"
+            )
+    return campaign

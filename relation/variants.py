@@ -117,7 +117,7 @@ class ModelConfig:
             (not self.raw_information or shared == heads,
              f"Raw-X transports all {heads} heads of X, not {shared}; leave out kv_heads"),
             (not mixes_heads or shared % 2 == 0,
-             f"Givens mixing pairs heads of information, and {shared} are odd in number; give "
+             f"Givens mixing pairs heads of information, and their number, {shared}, is odd; give "
              "givens=False, or an even number of heads (of kv_heads, where they are shared)"),
             (0 < self.tau < math.inf, f"tau is {self.tau}; the Self temperature must be positive"),
             (not self.null_logit or MHA in self.layout,

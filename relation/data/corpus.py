@@ -2,7 +2,7 @@
 
 Local texts are .txt files, where lines of <|endoftext|> separate documents, and Parquet files with
 a column `text`. Of one .txt file the last tenth validates. In a folder the files named validation*
-validate; without any, documents are held out by the hash of their text.
+validate; without any, one document in fifty (`validation_modulus`) does, by the hash of its text.
 """
 
 import hashlib
@@ -28,6 +28,8 @@ from relation.jobs import Data
 SPLITS = ("train", "validation")
 _LONGEST = 1 << 24  # characters of a document; encoding one takes some 50 bytes for each
 _TOKENS_AT_A_TIME = 1 << 22
+_MODULUS = 50  # of a folder without files named validation*
+_MADE = [records.PROJECT / "corpora" / name for name in ("books", "library")]
 
 
 def _read_text(path: Path) -> Iterator[str]:
@@ -78,10 +80,8 @@ def _text_files(path: str) -> dict[str, list[Path]]:
     """The files of a local corpus by split, in name order."""
     root = Path(path)
     if not root.exists():
-        raise InputError(
-            f"corpus {root} does not exist; give a file or folder of texts, or make books and "
-            "library with tools/make_corpus.py"
-        )
+        how = "make it with tools/make_corpus.py" if root in _MADE else "give a file or a folder"
+        raise InputError(f"corpus {root} does not exist; {how}")
     files = [root] if root.is_file() else sorted(p for p in root.rglob("*") if p.is_file())
     found: dict[str, list[Path]] = {"train": [], "validation": []}
     for file in (file for file in files if file.suffix in _READERS):
@@ -208,21 +208,15 @@ def _hub(stream: dict, split: str) -> Iterator[str]:
 
 def document_streams(data: Data, split: str) -> list[Iterator[str]]:
     """The documents of a split, one iterator a stream of the corpus."""
-    by_hash = data.validation_modulus is not None
+    held_out, modulus = split == "validation", data.validation_modulus or _MODULUS
     if data.path is None:
+        by_hash = data.validation_modulus is not None
         texts = [_hub(s, "train" if by_hash else split) for s in data.source["streams"]]
     else:
         local = _local(data.path)
         by_hash = local["validation"] is None
-        if by_hash and data.validation_modulus is None:
-            raise InputError(
-                f"corpus {data.path} holds no validation* file and validation_modulus is null; "
-                "give one of them"
-            )
         texts = [local["train" if by_hash else split]]
     if by_hash:
-        held_out = split == "validation"
-        modulus = data.validation_modulus
         texts = [(t for t in each if is_held_out(t, modulus) == held_out) for each in texts]
     if data.document_characters is not None:
         texts = [_shuffled_pieces(each, data.document_characters) for each in texts]

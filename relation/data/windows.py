@@ -123,8 +123,7 @@ class OrderHash:
     """A running SHA-256 of the windows consumed: equal for two runs that read the same data."""
 
     def __init__(self, token_file_sha256: str, context: int, state: str | None = None):
-        start = hashlib.sha256(f"{token_file_sha256}/{context}".encode()).hexdigest()
-        self.value = state or start
+        self.value = state or hashlib.sha256(f"{token_file_sha256}/{context}".encode()).hexdigest()
 
     def update(self, ids: np.ndarray, tokens: int) -> None:
         """Add one update's windows, (n,) int64, and how many tokens of them were predicted."""

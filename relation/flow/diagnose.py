@@ -27,9 +27,7 @@ def pooled(flow: Tensor, side: int = SIDE) -> Tensor:
     """
     length = flow.shape[-1]
     blocks = min(side, length)
-    tokens = torch.arange(length, device=flow.device)
-    starts = torch.arange(blocks, device=flow.device) * length // blocks
-    block = torch.searchsorted(starts, tokens, right=True) - 1
+    block = (torch.arange(1, length + 1, device=flow.device) * blocks - 1) // length
     member = (block == torch.arange(blocks, device=flow.device)[:, None]).to(flow.dtype)  # (n, T)
     return (member / member.sum(-1, keepdim=True)) @ flow @ member.T
 

@@ -6,15 +6,17 @@ FP32 and their sums FP64.
 """
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from relation.data.windows import Mask
 from relation.errors import InputError
 from relation.nn import Decoder
+
+if TYPE_CHECKING:
+    from relation.data.windows import Mask
 
 SINKS = (1, 2, 4, 8, 16, 32)
 # The paper's 128, 256 and 512 tokens are these fractions of its sequences of 1024.
@@ -156,7 +158,7 @@ class Layer(NamedTuple):
 
 @torch.no_grad()
 def read_layers(
-    model: Decoder, tokens: Tensor, flow_length: int, rank_length: int, mask: Mask
+    model: Decoder, tokens: Tensor, flow_length: int, rank_length: int, mask: "Mask"
 ) -> Iterator[Layer]:
     """Read every layer's flow on (B, T) ids, T at least both lengths, one layer at a time.
 

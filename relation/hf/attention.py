@@ -85,12 +85,11 @@ def _saved(folder: Path) -> dict[str, float]:
 def relation_mask(**options: Any) -> Tensor | None:
     """What the layers of a forward share, as transformers asks for it: which tokens see each other.
 
-    None: all tokens before. For rows from their first token int32, (2, 1, B, T): where the document
-    of each token starts and ends, in memory linear in T; padding becomes documents of a token each.
-    A tensor, because `generate` takes nothing else. After a cache, in a window shorter than the row
-    and for text that padding interrupts transformers' mask, bool, (B, 1, n, T), in which padding
-    sees nothing. Waits once for the GPU, and not in torch.compile, which refuses interrupted text
-    as it runs.
+    None: all tokens before. For rows from their first token int32, (B, 1, 1, T): 1 where a document
+    starts, in memory linear in T; padding becomes documents of a token each. A tensor, because
+    `generate` takes nothing else. After a cache, in a window shorter than the row and for text that
+    padding interrupts transformers' mask, bool, (B, 1, n, T), in which padding sees nothing. Waits
+    once for the GPU, and not in torch.compile, which refuses interrupted text as it runs.
     """
     sees, text, window = (options.get(n) for n in ("mask_function", "attention_mask", "local_size"))
     offset, n, device = (options[name] for name in ("q_offset", "q_length", "device"))
@@ -121,28 +120,51 @@ def relation_mask(**options: Any) -> Tensor | None:
         is_wrong, has_documents = torch.stack((wrong, first[:, 1:].any())).tolist()
         if is_wrong or not has_documents:
             return sdpa_mask(**options) if is_wrong else None
-    documents = Documents.bounded(first, first.numel())
-    return torch.stack((documents.starts, documents.ends))[:, None]
+    return first[:, None, None].int()
 
 
 _OPERATOR = Automatic("full")
 _KNOWN = WeakTensorKeyDictionary()  # the documents of masks that are in use
+_CAUSAL = WeakTensorKeyDictionary()  # the version of masks that were found to be causal
 
 
-def _documents(bounds: Tensor) -> Documents:
+def _documents(mask: Tensor) -> Documents:
     """The documents that a mask of `relation_mask` describes, made once for all layers."""
+    if is_compiling():
+        return Documents.bounded(mask[:, 0, 0] == 1, mask.numel())
+    if mask not in _KNOWN:
+        _KNOWN[mask] = Documents.bounded(mask[:, 0, 0] == 1, mask.numel())
+    return _KNOWN[mask]
+
+
+def _check(mask: Tensor, n: int, T: int) -> None:
+    """Raise InputError unless a mask is bool, (B, 1, n, T): each token sees itself, and none later.
+
+    A token that none sees is padding, and may miss itself. Of one token, n = 1, nothing is known.
+    Waits for a GPU once a mask; torch.compile refuses one as it runs.
+    """
+    if mask.dtype != torch.bool or mask.ndim != 4 or mask.shape[2:] != (n, T):
+        raise InputError(
+            f"attention_mask is {mask.dtype}, {tuple(mask.shape)}; give the padding, (B, T), or "
+            f"bool, (B, 1, {n}, {T})"
+        )
     traced = is_compiling()
-    if not traced and bounds in _KNOWN:
-        return _KNOWN[bounds]
-    # Copies: a view would keep the mask alive, and kernels want them aligned.
-    starts, ends = (x.clone() for x in bounds[:, 0])
-    B, T = starts.shape
-    row = torch.arange(0, B * T, T, dtype=torch.int32, device=bounds.device)[:, None]
-    # Where each token's document ends in the B T tokens: empty ones stand between the documents.
-    documents = Documents(starts, ends, F.pad((row + ends).flatten(), (1, 0)), T)
-    if not traced:
-        _KNOWN[bounds] = documents
-    return documents
+    version = None if traced or mask.is_inference() else mask._version
+    if n == 1 or (version is not None and _CAUSAL.get(mask) == version):
+        return
+    row, column = (torch.arange(size, device=mask.device) for size in (n, T))
+    ahead = torch.where(mask, column, -1).amax(-1) - row  # of a row's last column, (B, 1, n)
+    # Tokens' own columns are a diagonal; a static cache goes on past it.
+    own = ahead.amax().clamp(0, T - n)
+    is_text = mask.any(-2)[..., own + row]
+    wrong = ((ahead > own) | ((ahead < own) & is_text)).any()
+    said = "a token sees later ones, or not itself, and attn_implementation='relation' is causal"
+    if traced:
+        torch._assert_async(~wrong, said)
+    elif wrong:
+        raise InputError(f"{said}; give a causal mask")
+    if version is not None:
+        _CAUSAL[mask] = version
 
 
 def relation_attention(
@@ -158,10 +180,10 @@ def relation_attention(
     """What transformers calls: Full Relation of (B, H, n, D), and (B, n, H, D) back.
 
     key, value: (B, H or a divisor of it, T, D), those of the cache first. attention_mask: what
-    `relation_mask` gives, or bool, (B, 1, n, T). Rows from their first token run the backend that
-    is fastest, tokens that follow a cache or have a boolean mask plain PyTorch, O(n T). Raises
-    InputError for a module without `lam`, dropout, soft capping, attention that is not causal and
-    another mask.
+    `relation_mask` gives, or bool, (B, 1, n, T), as `_check` has it. Rows from their first
+    token run the backend that is fastest, tokens that follow a cache or have a boolean mask plain
+    PyTorch, O(n T). Raises InputError for a module without `lam`, dropout, soft capping, attention
+    that is not causal and another mask.
     """
     lam = getattr(module, "lam", None)
     if lam is None:
@@ -181,11 +203,8 @@ def relation_attention(
     n, documents = query.shape[2], None
     if attention_mask is not None and attention_mask.dtype == torch.int32:
         documents, attention_mask = _documents(attention_mask), None
-    elif attention_mask is not None and attention_mask.dtype != torch.bool:
-        raise InputError(
-            f"attention_mask is {attention_mask.dtype}, {tuple(attention_mask.shape)}; give the "
-            "padding, (B, T), or bool, (B, 1, n, T)"
-        )
+    elif attention_mask is not None:
+        _check(attention_mask, n, key.shape[2])
     if attention_mask is None and n > 1:
         # The keys of a static cache go on past the prompt that it has just read.
         key, value = key[:, :, :n], value[:, :, :n]

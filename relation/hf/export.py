@@ -13,24 +13,6 @@ from relation.hf.modeling import RelationForCausalLM
 from relation.jobs import Run
 from relation.train.checkpoint import load_model
 
-_CARD = """---
-library_name: transformers
----
-# {run.variant} at {run.scale}
-
-{parameters:,} parameters, layers {layout}, trained on {trained_tokens:,} tokens of {corpus},
-seed {seed}: {final_nll:.4f} nat/token on its validation split. Run {run.name} of campaign
-{campaign}, specification {hash}, commit {commit}, {device}.
-
-```python
-import relation.hf
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-model = AutoModelForCausalLM.from_pretrained("{folder}")
-tokenizer = AutoTokenizer.from_pretrained("{folder}")
-```
-"""
-
 
 def export(run: Run, checkpoint: Path, tokenizer: Path, folder: Path) -> None:
     """Write config, weights, tokenizer and a model card of a run's checkpoint to a new folder.
@@ -55,7 +37,8 @@ def export(run: Run, checkpoint: Path, tokenizer: Path, folder: Path) -> None:
         model = load_model(checkpoint, torch.device("cpu"))
         RelationForCausalLM.of(model, **special).save_pretrained(made)
         words.save_pretrained(made)
-        (made / "README.md").write_text(_CARD.format(run=run, folder=folder, **row))
+        card = Path(__file__).with_name("card.md").read_text(encoding="utf-8")
+        (made / "README.md").write_text(card.format(run=run, **row), encoding="utf-8")
         for path in made.glob("*.safetensors"):  # which lets nobody but its owner read them
             path.chmod((made / "README.md").stat().st_mode)
         made.rename(folder)

@@ -206,6 +206,15 @@ class RelationModel(RelationPreTrainedModel):
                 "relation.hf.RelationCache(model.config)"
             )
         read = 0 if cache is None else cache.columns
+        shape = tuple(input_ids.shape)
+        for name, given, fits, instead in (
+            ("attention_mask", attention_mask, (*shape[:-1], read + shape[-1]), "padding, (B, T)"),
+            ("position_ids", position_ids, (1, *shape[1:]), "a position for each token"),
+        ):
+            if given is not None and given.shape not in (shape, fits):
+                raise InputError(
+                    f"{name} has shape {tuple(given.shape)} and input_ids {shape}; give {instead}"
+                )
         starts = _starts(position_ids, attention_mask, input_ids, read)
         if cache is None:
             states = self._states(input_ids, _documents(attention_mask, starts))
@@ -273,11 +282,6 @@ def _starts(places: Tensor | None, mask: Tensor | None, tokens: Tensor, read: in
     """
     if places is None:
         return None
-    if places.shape not in (tokens.shape, (1, tokens.shape[1])):
-        raise InputError(
-            f"position_ids have shape {tuple(places.shape)} and input_ids {tuple(tokens.shape)}; "
-            "give a position for each token"
-        )
     first = (places[:, :1] == 0) & (read > 0)
     starts = torch.cat((first, places.diff(dim=1) != 1), dim=1).expand(tokens.shape)
     if mask is not None:  # padding may have any position

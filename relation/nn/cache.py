@@ -108,14 +108,14 @@ class HistoryCache(Cache):
         blocks, n = (first, second), first.shape[2]
         end = self.length + n  # of the longest row
         for block in blocks if self.tensors else ():
-            held = self.tensors[0]
-            fits = (*held.shape[:2], n, held.shape[3])
-            if (tuple(block.shape), block.dtype, block.device) != (fits, held.dtype, held.device):
-                raise InputError(
-                    f"a block of {tuple(block.shape)} {block.dtype} on {block.device} does not "
-                    f"continue a history of {tuple(self.states[0].shape)} {held.dtype} on "
-                    f"{held.device}; start a new decode state"
-                )
+            of = ((*x.shape[:2], x.shape[3], x.dtype, x.device) for x in (block, self.tensors[0]))
+            names = ("batch size", "number of heads", "head width", "dtype", "device")
+            for name, new, held in zip(names, *of, strict=True):
+                if new != held:
+                    raise InputError(
+                        f"the block's {name} is {new} and the history's {held}; start a new "
+                        "decode state"
+                    )
         if not self.tensors or end > self.capacity:
             self.reserve(end, blocks)
         places = self.places(n, first.device)

@@ -78,7 +78,7 @@ def continuations(
     for row, prompt in enumerate(prompts):
         if not len(prompt) or not all(isinstance(token, Integral) for token in prompt):
             which = "the prompt" if len(prompts) == 1 else f"prompt {row}"
-            raise InputError(f"{which} is empty or holds no token ids; give whole numbers")
+            raise InputError(f"{which} is empty or holds no token ids; give a list of integers")
     rows = [torch.tensor(prompt) for prompt in prompts]
     padded = nn.utils.rnn.pad_sequence(rows, batch_first=True)
     check_tokens(padded, model.config.vocab_size)  # on the CPU, where ids are read

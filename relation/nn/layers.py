@@ -8,7 +8,7 @@ quantisers work; in place of attention they are Q, K, V and O.
 import torch
 from torch import Tensor, nn
 
-from relation.errors import InputError
+from relation.errors import InputError, check_among
 from relation.kernels.checks import projection_dtype
 from relation.kernels.documents import Documents
 from relation.nn.cache import HistoryCache, LinearState
@@ -24,6 +24,7 @@ class _Layer(nn.Module):
 
     _layout: str
     _cache: type[HistoryCache | LinearState]
+    _options: tuple[str, ...] = ("tau", "givens", "rope_base", "qk_norm", "output_gate")
 
     def __init__(
         self,
@@ -36,6 +37,8 @@ class _Layer(nn.Module):
         **options,
     ):
         check_type("layer_index", layer_index, int)
+        for name in options:
+            check_among(name, self._options, f"{type(self).__name__} has no option {name!r}")
         sizes = dict(d_model=d_model, heads=heads, kv_heads=kv_heads, layout=self._layout)
         config = ModelConfig(vocab_size=1, d_ff=1, **sizes, **options)
         operator = MIXERS[self._layout]
@@ -116,6 +119,7 @@ class FullRelation(_Layer, FullRelationMixer):
     """
 
     _layout, _cache = FULL, HistoryCache
+    _options = (*_Layer._options, "count_calibration", "lambda_init")
 
     def new_cache(self, capacity: int = 256) -> HistoryCache:
         """An empty cache, O(T d); memory for `capacity` tokens is taken at the first."""

@@ -1,15 +1,7 @@
 """The paper's token mixers in plain PyTorch, and the backends that execute them.
 
-Shapes are B (batch), H (heads), T (tokens), D (head width d_h). Unless a docstring says otherwise:
-
-p1, p2: the relation coordinates after RoPE, (B, H, T, D) in one floating dtype, or q and k; info:
-    the information state after Givens mixing, or v. The second and third may have fewer heads, a
-    divisor of H, each shared by neighbouring heads of the first.
-lam: the layer's count calibration, one floating number, () or (1,). tau: the Self temperature.
-documents: a token sees its own document alone, and i starts anew in each.
-
-Each raises InputError for shapes, dtypes or devices that do not fit, an empty dimension, and a tau
-that is not positive and finite.
+Shapes are B (batch), H (heads), T (tokens), D (head width d_h). Arguments are as `full_relation`
+and `linear_relation` take them; attention takes q, k and v in place of p1, p2 and information.
 """
 
 from relation.ops.attention import attention_step, causal_attention, causal_flow, for_heads, scores

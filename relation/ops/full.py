@@ -1,8 +1,7 @@
 """Full Relation as the paper writes it: the relation matrix R, its flow F and the transport Y.
 
 This is the definition: every other form of Full Relation is tested against it. It materialises
-T x T matrices. With `silu=False` Exchange is U itself: MHA with Relation's count and Self, the
-control for Relation's mechanism.
+T x T matrices.
 """
 
 import torch
@@ -54,8 +53,14 @@ def full_relation(
 ) -> Tensor:
     """Full Relation, Y = F I (Eq. 3; Appendix A.1.6): (B, H, T, D) in info's dtype.
 
-    `transport_self=False` is the exchange-only ablation (Appendix D.1): the same flow, of which
-    only the entries j < i carry information.
+    p1, p2: the relation coordinates after RoPE, (B, H, T, D); info: the information after Givens
+    mixing; all in one floating dtype. p2 and info may have fewer heads, a divisor of H, each read
+    by neighbouring heads of p1. lam: the layer's count calibration, a floating tensor, () or (1,).
+    tau: the Self temperature. documents: `relation.Documents`, of which a token sees its own alone;
+    i starts anew in each. transport_self: False is the exchange-only ablation (Appendix D.1), the
+    same flow of which only the entries j < i carry information. silu: False makes Exchange U
+    itself, MHA with Relation's count and Self. Raises InputError for shapes, dtypes or devices that
+    do not fit, an empty dimension, and a tau that is not positive and finite.
     """
     check_groups(p1=p1, p2=p2, info=info)
     flow = full_flow(p1, p2, lam, tau, silu=silu, documents=documents)

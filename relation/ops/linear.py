@@ -1,14 +1,8 @@
 """Linear Relation in plain PyTorch, two forms of one function (Section 5.2, Appendix A.4).
 
 `linear_relation` is the recurrence, the definition; `chunked_linear_relation` unrolls it to a sum
-over historical tokens inside a chunk. Beside p1, p2, info and tau both take
-
-log_retention: g = log alpha <= 0, (B, H, T, D), any floating dtype; -inf forgets all.
-state: C of the tokens before, (B, H, D, D), the retained channel first, or None for C = 0.
-documents: each starts with C = 0, so no state may be given.
-
-and return y (B, H, T, D) in info's dtype and the final state, FP32 (FP64 for FP64 inputs), in which
-all sums are formed. Normalisation divides a coordinate by its length or by 1e-12, the larger.
+over historical tokens inside a chunk. Normalisation divides a coordinate by its length or by 1e-12,
+the larger.
 """
 
 import math
@@ -71,7 +65,14 @@ def linear_relation(
     *,
     documents: Documents | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Ask Self, Ask Others, Answer, Become Others, one token at a time (Eq. 16)."""
+    """Ask Self, Ask Others, Answer, Become Others, one token at a time (Eq. 16).
+
+    p1, p2, info, tau: as `full_relation` takes them. log_retention: g = log alpha <= 0, (B, H, T,
+    D), any floating dtype; -inf forgets all. state: C of the tokens before, (B, H, D, D), the
+    retained channel first; None: C = 0. documents: each starts with C = 0, so no state may be
+    given. Returns y, (B, H, T, D) in info's dtype, and the final state, FP32 (FP64 for FP64
+    inputs), as all sums are. Raises InputError for what does not fit.
+    """
     read, write, information, g, C = _read_write(p1, p2, info, log_retention, tau, state, documents)
     alpha = g.exp()
     exchange = []

@@ -9,7 +9,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 
 import torch
@@ -49,10 +49,9 @@ class World:
         try:
             yield
         except Exception as error:
-            try:
-                first = self._store is None or self._store.add("failed", 1) == 1
-            except RuntimeError:  # the process that held the store is gone
-                raise SystemExit(2) from error
+            first = self._store is None
+            with suppress(RuntimeError):  # the process that held the store is gone
+                first = first or self._store.add("failed", 1) == 1
             if not first:
                 raise SystemExit(2) from error
             # gloo's error is a bare RuntimeError.

@@ -91,6 +91,13 @@ def test_plan_prices_what_is_to_be_made(capsys) -> None:
     assert "2 train, 2 diagnose" in text and "1 prepare" in text
     assert plan.load({"campaign": "smoke"}).run(RUN).hash in text
     assert "min of one core" in text and "MiB of disk" in text
+    assert f"text: Public-domain books, a sample, {ROOT / 'relation/data/sample'}\n" in text
+
+
+def test_plan_says_which_text_will_not_do(capsys, elsewhere: Path) -> None:
+    (elsewhere / "text.txt").write_text("Too short.\n")
+    lines = said(capsys, "plan", "campaign=tiny", "corpus=text.txt").splitlines()
+    assert "text: text.txt, text.txt" in lines[3] and lines[-1].startswith("Missing: text.txt (sam")
 
 
 def test_status_tells_how_far_each_run_is(capsys, elsewhere: Path) -> None:

@@ -121,8 +121,11 @@ def test_a_one_off_changes_the_first_chosen_variation() -> None:
     campaign = load(scales="10M-mini", variations="gpt2", vary="learning_rate=2e-2 layers=2")
     run = campaign.run("10M-mini/learning_rate=2e-2+layers=2/full/42")
     assert (run.learning_rate, run.model.layers, run.adam_eps) == (2e-2, 2, 1e-8)
-    assert campaign.columns[-1].variation == run.variation
     assert {each.variation for each in campaign.runs} == {"gpt2", run.variation}
+    books = plan.load({"campaign": "books", "variations": "gpt2", "vary": "layers=4"})
+    columns = [column.variation for column in books.columns]
+    assert columns == ["gpt2", "nearest", "residual", "layers=4"]
+    assert [each.columns[-1].varies for each in (campaign, books)] == ["gpt2", "gpt2"]
 
 
 def test_a_one_off_is_for_the_chosen_scales_and_its_numbers_are_of_their_keys_type() -> None:
@@ -167,6 +170,7 @@ def test_pairs_beyond_the_matrix_are_trained_and_not_diagnosed(tmp_path) -> None
         ({"scales": "10M"}, "scales=10M: campaign smoke has no such scale"),
         ({"published": "maybe"}, "published: 'maybe' should be True, False"),
         ({"vary": "learning_rate"}, "'learning_rate' is no KEY=VALUE"),
+        ({"vary": "tau=1"}, "unknown key 'tau'; it is a field of the model: make a variant of it"),
         ({"vary": "learning_rate=-1"}, "learning_rate: -1 should be greater than 0"),
         ({"corpus": "missing.txt"}, "corpus missing.txt does not exist"),
         ({"variants": "linear", "scales": "10M-mini"}, "has no run left"),
@@ -193,6 +197,8 @@ def test_a_wrong_choice_is_refused_in_a_line(choices: dict, said: str) -> None:
         ("base: smok", "unknown campaign 'smok' (base of mine); did you mean 'smoke'?"),
         ("base: mine", "base 'mine' leads back to itself"),
         ("base: smoke\nvariations: {x: {corpus: y}}", "there is no corpus 'y'"),
+        ("base: smoke\ncorpora: {y: {path: y}}", "corpora.y: no scale reads it; they read sample"),
+        ("base: books\ncorpora: {y: {path: y}}\ncorpus: y", "they read tinystories, smollm; give"),
         ("base: smoke\nvariations: {x: {heads: 7}}", "not divisible by 7 heads"),
         ("base: smoke\nvariations: {x: {micro: 3}}", "tokens an update, and tokens_per_update is"),
         ("base: smoke\nvariations: {x: {warmup_tokens: 49000}}", "reach beyond the plateau"),
@@ -202,6 +208,14 @@ def test_a_wrong_choice_is_refused_in_a_line(choices: dict, said: str) -> None:
 )
 def test_a_wrong_campaign_is_refused_with_its_place(tmp_path, text: str, said: str) -> None:
     assert said in refusal(lambda: mine(tmp_path, text))
+
+
+@pytest.mark.parametrize("base, unused", [("books", "tinystories"), ("smoke", "sample")])
+def test_a_campaign_names_its_own_text(tmp_path: Path, base: str, unused: str) -> None:
+    variations = "variations: {base: {corpus: y}}"
+    campaign = mine(tmp_path, f"base: {base}\ncorpora: {{y: {{path: y.txt}}}}\n{variations}\n")
+    assert {run.data.title for run in campaign.planned} == {"y"}
+    assert not any(unused in path for path in campaign.files(records.published_hashes))
 
 
 def test_texts_given_are_known_by_their_content(tmp_path) -> None:

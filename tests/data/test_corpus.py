@@ -84,6 +84,9 @@ def test_held_out_documents_are_those_whose_hash_is_0(texts: Path) -> None:
     assert read(data_of(texts), "validation") == held_out
     assert read(data_of(texts), "train") == [t for t in DOCUMENTS if t not in held_out]
     assert 0 < len(held_out) < 30
+    as_txt(texts / "a.txt", [f"{text}{i}\n" for i in range(20) for text in DOCUMENTS])
+    fiftieth = read(data_of(texts, validation_modulus=None), "validation")
+    assert fiftieth == read(data_of(texts, validation_modulus=50), "validation") != []
 
 
 def test_a_validation_file_is_the_validation_split(texts: Path) -> None:
@@ -321,7 +324,6 @@ def test_unigram_entropy_of_known_counts() -> None:
         ({"largest_context": 10**5}, "fewer than the 100,001"),
         ({"diagnosed_tokens": 10**5}, "fewer than the 100,000"),
         ({"validation_modulus": 10**9}, "the validation split holds 0 tokens"),
-        ({"validation_modulus": None}, "validation_modulus"),
         ({"vocabulary": 5000}, "vocabulary"),
         ({"fingerprint": "another"}, "has fingerprint"),
     ],

@@ -214,6 +214,8 @@ def test_packed_documents_have_the_logits_of_documents_alone(variant):
         (True, {"attention_mask": GAP}, "first block of a cache"),
         (True, {"position_ids": torch.arange(3)[None]}, "second document in a row of the cache"),
         (False, {"position_ids": torch.arange(2)[None]}, "shape (1, 2) and input_ids (1, 3)"),
+        (False, {"attention_mask": torch.ones(1, 1, 3, 3)}, "shape (1, 1, 3, 3) and input_ids"),
+        (True, {"attention_mask": torch.ones(1, 5)}, "shape (1, 5) and input_ids (1, 3)"),
         (False, {"past_key_values": transformers.DynamicCache()}, "is a DynamicCache; a Relation"),
         (False, {"output_attentions": True}, "has no output_attentions; leave it out and"),
         (False, {"atention_mask": GAP}, "takes no atention_mask; it takes input_ids, attention_"),

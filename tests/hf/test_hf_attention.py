@@ -1,5 +1,7 @@
 """attn_implementation="relation": Full Relation in a Llama, as its equation and by a cache."""
 
+from functools import partial
+
 import pytest
 import torch
 from conftest import refusal
@@ -228,6 +230,21 @@ def test_other_families_run_it(family):
 def test_what_relation_has_not_is_refused(options, said):
     x = normal(1, 2, 3, 6, seed=1)
     assert said in refusal(lambda: relation_attention(Layer(), x, x, x, None, **options))
+
+
+@pytest.mark.parametrize(("first", "wrong"), [
+    (0, lambda mask: mask.tril(-1)),
+    (0, lambda mask: mask & (torch.arange(9) != 6) | mask.tril(-1)),  # one that misses itself
+    (4, lambda mask: mask | (torch.arange(9) < 6)),  # a prefix that sees all of itself
+    (4, torch.ones_like),
+])  # fmt: skip
+def test_a_mask_that_is_not_causal_is_refused(first, wrong):
+    """Of the tokens from `first` on; also where it was causal before."""
+    x, mask = normal(1, 2, 9, 6, seed=1), torch.ones(1, 1, 9, 9).tril()[:, :, first:].bool()
+    call = partial(relation_attention, Layer(), x[:, :, first:], x, x, mask)
+    call()
+    mask.copy_(wrong(mask))
+    assert "sees later ones, or not itself" in refusal(call)
 
 
 def test_a_model_without_attention_layers_is_refused():

@@ -143,6 +143,7 @@ NEW = partial(FullRelation, D, HEADS)
         (lambda: FullRelation(30, 4), "not divisible"),
         (lambda: FullRelation(D, HEADS, 1), "givens=False"),
         (lambda: LinearRelation(D, HEADS, backend="tiled"), "no backend 'tiled'"),
+        (lambda: NEW(dropout=0.1), "FullRelation has no option 'dropout'; choose among tau"),
         (lambda: FullRelation(D, HEADS, "2"), "kv_heads is '2'; give int or None"),
         (lambda: NEW()(X[:, :0]), "at least 1"),
         (lambda: NEW()(X, X), "documents are a Tensor; "),

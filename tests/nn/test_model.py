@@ -166,7 +166,7 @@ def test_documents_and_padding_leave_each_text_its_logits(variant):
     [
         ("full", {"heads": 5}, "not divisible"),
         ("mha", {"d_model": 20, "heads": 4}, "is odd"),
-        ("full", {"kv_heads": 1}, "1 are odd in number; give givens=False"),
+        ("full", {"kv_heads": 1}, "their number, 1, is odd; give givens=False"),
         ("softmax", {}, "unknown variant"),
         ("hybrid", {"layers": 6}, "multiple of 4"),
         ("full", {"tau": 0.0}, "positive"),

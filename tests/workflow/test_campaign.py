@@ -71,10 +71,8 @@ def test_a_copied_or_touched_folder_and_edited_code_make_nothing_again(copy: Pat
 
 def test_a_changed_learning_rate_trains_its_own_runs_again(copy: Path) -> None:
     tiny = copy / "config/tiny.yaml"
-    text = tiny.read_text()
-    own = "  base: {}\n  mine: {scales: [10M-mini], seeds: [42], variants: [full],"
-    own += " learning_rate: 2.0e-2}\n"
-    tiny.write_text(text.replace("  base: {}\n", own))
+    own = "mine: {scales: [10M-mini], seeds: [42], variants: [full], learning_rate: 2.0e-2}"
+    tiny.write_text(tiny.read_text().replace("base: {}", f"base: {{}}, {own}"))
     target = "results/tiny/runs/10M-mini/mine/full/42/run.parquet"
     snakemake(copy, *TINY, "--", target)
     tiny.write_text(tiny.read_text().replace("2.0e-2", "3.0e-2"))
