@@ -172,7 +172,8 @@ def command(
     """
     given = {"variations": [of.variation], "scales": of.scales or ()} | choice
     if "=" in of.variation:  # a one-off change of options
-        given["vary"] = [given.pop("variations")[0].replace("+", " ")]
+        given["variations"] = [of.varies] if of.varies else []
+        given["vary"] = [of.variation.replace("+", " ")]
     files = [f"results/{of.campaign}/{target}" for target in targets]
     words = [f"campaign={of.campaign}", *([f"corpus={of.corpus}"] if of.corpus else [])]
     words += [f"{key}={','.join(map(str, value))}" for key, value in given.items() if len(value)]
