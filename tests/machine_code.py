@@ -1,7 +1,11 @@
 """What compiled kernels take of a multiprocessor, and the faults that compilers have made in them.
 
-No GPU is needed: `fake_gpu` has the launchers compile for one. Three faults of kernels with
-products, on Hopper:
+No GPU is needed: `fake_gpu` has the launchers compile for one. One fault is of Triton's front end,
+three are of kernels with products on Hopper:
+
+*A loop drops a variable* (`dropped_variables`). Triton visits a loop's body once with the values
+from before the loop, and carries from step to step only what this changes. With `before = stage`
+ahead of the loop and again at the body's end it finds no change: every step reads the first stage.
 
 *A product reads a tile before it has arrived* (`unfenced_products`). wgmma reads shared memory
 through the asynchronous proxy. What threads wrote there, by st.shared or by cp.async once it is
@@ -20,10 +24,12 @@ import itertools
 import re
 import subprocess
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
+from unittest.mock import patch
 
 # Bytes of shared memory that a program may use, by architecture.
 SHARED_MEMORY = {
@@ -61,6 +67,34 @@ def serialises_products(compiled) -> bool:
     """
     code = _machine_code(compiled)
     return code.count("WARPGROUP.DEPBAR") > code.count("HGMMA") // 2
+
+
+@contextmanager
+def dropped_variables() -> Iterator[set[str]]:
+    """The names that loops of kernels drop, as far as Triton reads them and not its cache."""
+    from triton.compiler import code_generator
+    from triton.compiler.code_generator import CodeGenerator
+
+    find, visit = CodeGenerator._find_carries, CodeGenerator.visit_compound_statement
+    flat, uncarried, dropped = code_generator.flatten_values_to_ir, {}, set()
+
+    def note(self, node, liveins, *given, **named):
+        found = find(self, node, liveins, *given, **named)
+        uncarried[id(node.body)] = [
+            (name, flat([value]))
+            for name, value in liveins.items()
+            if name not in found[0] and code_generator._is_triton_value(value)
+        ]
+        return found
+
+    def compare(self, statements):
+        visit(self, statements)
+        for name, before in uncarried.pop(id(statements), ()):
+            if flat([self.lscope[name]]) != before:
+                dropped.add(name)
+
+    with patch.multiple(CodeGenerator, _find_carries=note, visit_compound_statement=compare):
+        yield dropped
 
 
 def faults_of(compiled, stores: bool = True) -> list[str]:

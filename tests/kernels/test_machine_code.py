@@ -1,9 +1,10 @@
 """The launches of both operators, compiled without a GPU: what they take of it, and no faults.
 
-`machine_code` explains the three faults of compilers. Hand-written examples of each come first.
+`machine_code` explains the faults of compilers. Hand-written examples of each come first.
 """
 
 import re
+from contextlib import suppress
 from dataclasses import replace
 from unittest.mock import patch
 
@@ -12,6 +13,7 @@ import torch
 from interpreter import INTERPRETED
 from machine_code import (
     SHARED_MEMORY,
+    dropped_variables,
     faults_of,
     has_products,
     overwritten_factors,
@@ -25,8 +27,13 @@ pytest.importorskip("triton")
 if INTERPRETED:
     pytest.skip("the interpreter compiles nothing", allow_module_level=True)
 
+import triton
 from fake_gpu import fake_gpu
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon._runtime import GluonASTSource
 
+from relation.kernels.flash_relation import hopper_launch
 from relation.kernels.flash_relation import launch as flash
 from relation.kernels.flash_relation.launches import Launches, load_launches
 from relation.kernels.linear_relation import launch, launches
@@ -115,6 +122,38 @@ def test_a_uniform_register_has_a_value_before_it_is_read(instructions, unset):
     assert [registers for _, registers in unset_uniforms("\n".join(lines))] == unset
 
 
+@gluon.jit
+def drops_before(out, steps):
+    stage = 0
+    before = stage
+    for step in range(steps):
+        gl.store(out + before, step)
+        before = stage
+        stage += 2
+
+
+@gluon.jit
+def carries_before(out, steps):
+    stage = 0
+    for step in range(steps):
+        before = stage
+        stage += 2
+        gl.store(out + before, step)
+
+
+@pytest.fixture
+def read_anew(monkeypatch):
+    """Triton reads every kernel, whatever its cache has."""
+    monkeypatch.setattr(triton.knobs.compilation, "always_compile", True)
+
+
+@pytest.mark.parametrize(("kernel", "names"), [(drops_before, {"before"}), (carries_before, set())])
+def test_a_loop_that_drops_a_variable_is_found(kernel, names, read_anew):
+    with fake_gpu("sm_90"), dropped_variables() as dropped:
+        kernel[(1,)](torch.zeros(8, dtype=torch.int32), 8)
+    assert dropped == names
+
+
 def assert_sound(name: str, kernel, architecture: str, stack: int | None, stores=False) -> None:
     """It fits the architecture and spills little; on Hopper its products read what they should."""
     used = resources_of(kernel)
@@ -171,6 +210,36 @@ def test_flash_relations_launches(architecture, launches):
                     shared = launch.programs * (resources_of(kernel).shared + 1024)
                     assert shared <= SHARED_MEMORY["sm_90"] + 1024
                     assert launch.programs * 8 * 32 * launch.registers <= 65_536
+
+
+@pytest.mark.parametrize(
+    "launches",
+    [pytest.param(p.values[1], id=p.id) for p in FLASH if p.values[1].gluon_forward],
+)
+def test_no_loop_of_a_gluon_kernel_drops_a_variable(launches, read_anew, monkeypatch):
+    class ReadError(Exception):
+        pass
+
+    # Machine code has tests of its own, and takes long.
+    read, launched, kernels = GluonASTSource.make_ir, hopper_launch._launch, []
+
+    def only_read(source, *given):
+        kernels.append(source.name)
+        read(source, *given)
+        raise ReadError
+
+    def until_read(*given):
+        with suppress(ReadError):
+            launched(*given)
+
+    monkeypatch.setattr(GluonASTSource, "make_ir", only_read)
+    monkeypatch.setattr(hopper_launch, "_launch", until_read)
+    monkeypatch.setattr(flash.portable, "repair", lambda *given: None)
+    with dropped_variables() as dropped:
+        for documents in (False, True):
+            compile_flash("sm_90", launches, documents)
+    assert len(kernels) == 6
+    assert dropped == set()
 
 
 @pytest.mark.slow
