@@ -34,12 +34,12 @@ def runs_at(rates, seeds, nll, scale="10M"):
 
 
 def best_rate(runs):
-    return study.best_rate(study.ended(runs, no_probes()))[0]
+    return study.best_rate(study.with_last_loss(runs, no_probes()))[0]
 
 
 def test_a_quadratic_gives_its_minimum():
     runs = runs_at(RATES, (1, 2, 3, 4), lambda rate, _: 3 + np.log(rate / 1.2e-3) ** 2)
-    found = study.best_rate(study.ended(runs, no_probes()))
+    found = study.best_rate(study.with_last_loss(runs, no_probes()))
     assert found == (pytest.approx(1.2e-3), pytest.approx(3))
 
 
@@ -96,34 +96,34 @@ def fair_runs(deviation=0.001, primary=20, **shifts):
 
 def both_tables(runs):
     """The tables of the two families of comparisons, by comparison."""
-    found = {name: study.comparisons(runs, name) for name in ("primary", "beside-mha")}
+    found = {name: study.comparison_sections(runs, name) for name in ("primary", "beside-mha")}
     return {name: one.table.set_index("comparison") for name, (one,) in found.items()}
 
 
 def test_planted_differences_and_equivalence_get_their_verdicts():
     shifts = {name: 0 for name in study.ARMS}
     shifts |= {"mha-gate": -0.03, "mha-self": -0.2, "full": 0.001, "full-gate": -0.05}
-    runs = study.ended(fair_runs(0.01, 48, **shifts), no_probes())
+    runs = study.with_last_loss(fair_runs(0.01, 48, **shifts), no_probes())
     first, rest = (both_tables(runs)[name] for name in ("primary", "beside-mha"))
     assert list(first.index) == [study.minus("full", "mha"), study.minus("full-gate", "mha-gate")]
     assert list(first["verdict"]) == ["equivalent", "better"]
     assert set(first["seeds"]) == {"48"}
     assert len(rest) == 9 and set(rest["seeds"]) == {"16"}
     assert rest.loc[study.minus("mha-self", "mha"), "verdict"] == "better"
-    near = study.ended(fair_runs(0.002, 48, mha=0, full=0.004), no_probes())
+    near = study.with_last_loss(fair_runs(0.002, 48, mha=0, full=0.004), no_probes())
     assert both_tables(near)["primary"]["verdict"].iloc[0] == "both: worse, by less than ±0.01"
-    noisy = study.ended(fair_runs(0.1, 48, mha=0, full=0.001), no_probes())
+    noisy = study.with_last_loss(fair_runs(0.1, 48, mha=0, full=0.001), no_probes())
     assert both_tables(noisy)["primary"]["verdict"].iloc[0] == "not established"
 
 
 def test_no_verdict_before_all_seeds_and_the_search_stays_until_every_arm_has_fresh_ones():
     runs = fair_runs(0.001, 40, **{"mha": 0, "full": -0.05, "full-gate": -0.1})
     gone = runs["variant"].eq("full-gate") & runs["variation"].str.startswith("tuned")
-    runs = study.ended(runs[~gone].assign(hash="unplanned"), no_probes())
+    runs = study.with_last_loss(runs[~gone].assign(hash="unplanned"), no_probes())
     first, rest = both_tables(runs).values()
     assert list(first["verdict"]) == ["open: 40 of 48 seeds"] and list(first["p"]) == ["—"]
     assert list(rest["verdict"]) == ["open: 8 of its family lack seeds"]
-    fresh, search = study.introduced(study.arms(runs, no_probes(), no_steps()), runs)
+    fresh, search = study.with_summary(study.arm_sections(runs, no_probes(), no_steps()), runs)
     assert len(fresh.table) == 2 and len(search.table) == 3 and not search.summary
     told = f"{study.minus('full-gate', 'mha')}: −0.1000"  # the search's best, and of the fresh one
     assert told in fresh.summary and "So far" in fresh.summary
@@ -133,16 +133,20 @@ def test_no_verdict_before_all_seeds_and_the_search_stays_until_every_arm_has_fr
 def test_a_p_before_all_seeds_decides_nothing_of_its_family():
     runs = fair_runs(0.01, 48, **{"mha": 0, "full": -0.005, "mha-gate": -0.1, "full-gate": -0.2})
     late = runs["variant"].eq("full-gate") & runs["seed"].gt(230)
-    table = study.compared(study.ended(runs[~late], no_probes())).set_index("family").loc["primary"]
-    alone = table["found"].iloc[0].welch.p
+    table = (
+        study.comparison_table(study.with_last_loss(runs[~late], no_probes()))
+        .set_index("family")
+        .loc["primary"]
+    )
+    alone = table["comparison"].iloc[0].welch.p
     assert table["p"].iloc[0] == pytest.approx(2 * alone) and np.isnan(table["p"].iloc[1])
     assert study.verdict(table.iloc[0]) == "open: 1 of its family lack seeds"
 
 
 def test_holm_corrects_over_all_arms_though_few_have_run():
-    runs = study.ended(fair_runs(0.01, mha=0, full=-0.01), no_probes())
-    found = study.compared(runs).set_index("family").loc["beside-mha"]
-    alone = study.apart(study.of(runs, "10M"), "full", "mha", 216).welch
+    runs = study.with_last_loss(fair_runs(0.01, mha=0, full=-0.01), no_probes())
+    found = study.comparison_table(runs).set_index("family").loc["beside-mha"]
+    alone = study.compare_arms(study.runs_of(runs, "10M"), "full", "mha", 216).welch
     assert found["p"] == pytest.approx(9 * alone.p) and alone.n == 16
 
 
@@ -153,9 +157,9 @@ def test_a_run_that_stopped_enters_with_its_last_finite_loss():
     looks = [(10, 7.0), (20, 5.25), (30, np.inf)]
     probes = no_probes(*((*key, at, "validation_nll", nll, at) for at, nll in looks))
     probes.loc[3] = ["10M", "tuned", "mha", 203, 30, "validation_nll", 3.3, 30]
-    runs = study.ended(runs, probes)
+    runs = study.with_last_loss(runs, probes)
     assert runs.loc[runs["final_nll"].isna(), "nll"].tolist() == [5.25]
-    fresh, _ = study.arms(runs, probes, no_steps())
+    fresh, _ = study.arm_sections(runs, probes, no_steps())
     arm = fresh.table.set_index("variant").loc["Full Relation"]
     assert (arm["diverged"], arm["NLL"][:5]) == ("1", "3.350")  # 3.25 + 2 / 20
     row = both_tables(runs)["primary"].iloc[0]
@@ -163,10 +167,10 @@ def test_a_run_that_stopped_enters_with_its_last_finite_loss():
     assert study.validation(probes, runs).loc[30, ("full", 203)] == 5.25  # against tokens, too
     runs.loc[runs["seed"] == 201, "learning_rate"] = 2e-3
     with pytest.raises(InputError, match="several learning rates"):
-        study.arms(runs, probes, no_steps())
+        study.arm_sections(runs, probes, no_steps())
     runs.loc[runs["variation"].str.startswith("tuned"), "learning_rate"] = 2e-3
     with pytest.raises(InputError, match="and its search gives"):
-        study.arms(runs, probes, no_steps())
+        study.arm_sections(runs, probes, no_steps())
 
 
 def no_steps(*rows):
@@ -187,7 +191,9 @@ def curves(**late):
 
 def test_the_share_of_the_final_difference_that_is_there_early(tmp_path):
     probes = curves(full=(-0.09, -0.05, -0.1))
-    section = study.head_start(study.ended(fair_runs(mha=0, full=0), probes), probes, tmp_path)
+    section = study.head_start(
+        study.with_last_loss(fair_runs(mha=0, full=0), probes), probes, tmp_path
+    )
     (row,) = section.table.to_dict("records")
     assert (row["seeds"], row["share at 20%"], row["share at 50%"]) == ("16", "90%", "50%")
     assert row["at the end"].startswith("−0.1000")
@@ -196,7 +202,7 @@ def test_the_share_of_the_final_difference_that_is_there_early(tmp_path):
 def test_a_rate_that_was_not_tried_breaks_the_line_and_is_a_dash(tmp_path):
     runs = runs_at(RATES, (1, 2), lambda rate, _: 3.0)
     gated = runs_at(RATES[::2], (1,), lambda rate, _: 2.9).assign(variant="mha-gate")
-    (section,) = study.rates(study.ended(pd.concat([runs, gated]), no_probes()), tmp_path)
+    (section,) = study.rates(study.with_last_loss(pd.concat([runs, gated]), no_probes()), tmp_path)
     row = section.table.set_index("variant").loc["MHA + gate"]
     assert row[["0.0005", "0.000707", "0.001"]].tolist() == ["2.9000", "—", "2.9000"]
     assert section.figure and (tmp_path / "rates.svg").exists()
@@ -208,8 +214,8 @@ def test_before_fresh_seeds_the_runs_that_chose_the_rates_are_compared():
     lost = runs["variant"].eq("full") & runs["learning_rate"].eq(RATES[2]) & runs["seed"].eq(143)
     runs.loc[lost, "final_nll"] = np.nan  # a rate with a divergence is not the best
     runs["final_nll"] += 0.001 * (runs["seed"] - 142)
-    runs = study.ended(runs.assign(hash="unplanned"), no_probes())
-    (section,) = study.introduced(study.arms(runs, no_probes(), no_steps()), runs)
+    runs = study.with_last_loss(runs.assign(hash="unplanned"), no_probes())
+    (section,) = study.with_summary(study.arm_sections(runs, no_probes(), no_steps()), runs)
     table = section.table.set_index("variant")
     assert section.name == "search" and list(table["runs"]) == ["4", "4", "4"]
     assert table.loc["MHA", ["rate", "fitted rate"]].tolist() == ["0.001", "0.001"]
@@ -222,9 +228,9 @@ def test_an_arm_whose_rates_are_open_is_no_winner(tmp_path):
     runs = fair_runs(0, **{"mha": 0, "full": -0.002, "mha-gate": -0.5})
     runs = runs[runs["variation"].str.startswith("rate")]
     late = runs["variant"].eq("mha-gate") & runs["seed"].gt(142)
-    runs = study.ended(runs[~late].assign(hash="unplanned"), no_probes())
+    runs = study.with_last_loss(runs[~late].assign(hash="unplanned"), no_probes())
     runs["nll"] += 0.001 * (runs["seed"] - 142)
-    (section,) = study.introduced(study.arms(runs, no_probes(), no_steps()), runs)
+    (section,) = study.with_summary(study.arm_sections(runs, no_probes(), no_steps()), runs)
     assert list(section.table["variant"]) == ["MHA + gate", "Full Relation", "MHA"]
     assert "diverged" not in section.table and "GPU minutes" not in section.table
     table = section.table.set_index("variant").loc["MHA + gate"]
@@ -244,8 +250,8 @@ def test_an_arm_has_its_speed_and_the_time_to_mhas_loss_or_says_why_not():
         (*known, "full", "flash", "PASS", "a", False, [90.0] * 8, 0.9e6),
     )
     probes = curves(full=(0, 0, -1.0), **{"full-gate": (0, 0, 0.1)})
-    runs = study.ended(fair_runs(mha=0, full=-0.05, **{"full-gate": 0.1}), no_probes())
-    fresh, _ = study.arms(runs, probes, steps)
+    runs = study.with_last_loss(fair_runs(mha=0, full=-0.05, **{"full-gate": 0.1}), no_probes())
+    fresh, _ = study.arm_sections(runs, probes, steps)
     table = fresh.table.set_index("variant")
     assert table.loc["MHA", "GPU minutes"] == "2.5"  # 150M tokens at 1M tok/s
     # Its curve falls from 3 to 1 over the second half, and passes MHA's 2 in the middle of it.
@@ -262,7 +268,7 @@ def test_larger_models_and_longer_runs_stand_beside_the_same_seeds():
             runs.loc[len(runs)] = run("mha", seed, 2.0 + seed / 1e5, variation, scale)
             runs.loc[len(runs)] = run("full", seed, 2.0 + shift, variation, scale)
     runs.loc[len(runs)] = run("mha", 42, 2.5, "tuned-100M28pc", "100M28pc")
-    arms, apart = (one.table for one in study.elsewhere(study.ended(runs, no_probes())))
+    arms, apart = (one.table for one in study.elsewhere(study.with_last_loss(runs, no_probes())))
     alone = arms[arms["runs"] == "1"]
     assert len(arms) == 5 and list(alone["NLL"]) == ["2.5000"]  # one run has no interval
     apart = apart.set_index("setting")
