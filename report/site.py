@@ -70,7 +70,7 @@ def build(campaign: plan.Campaign, out: Path, published: bool) -> None:
     made = ((each.table, render.html(each)) for each in printed)
     by_claim, miniature = list(map(_claim, zip(*judged, strict=True))), of_settings[0].miniature
     runs = [each.runs for each in of_settings]
-    apart = overview.compared(settings, runs, cells, miniature)
+    apart = overview.difference_rows(settings, runs, cells, miniature)
     pages = {
         "claims.html": {"claims": by_claim},
         "tables.html": {"tables": [(of, Markup(html)) for of, html in made if html.strip()]},
@@ -87,7 +87,7 @@ def build(campaign: plan.Campaign, out: Path, published: bool) -> None:
         },
         "index.html": {
             "differences": apart,
-            "answer": overview.answer([row["shown"] for row in apart]),
+            "answer": overview.answer([row["evidence"] for row in apart]),
             "tuned": next((each.summary for each in sections if each.summary), ""),
             "cost": overview.cost(cells),
             "tally": list(map(overview.tally, judged)),
