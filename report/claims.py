@@ -74,7 +74,7 @@ def judge(cells: pd.DataFrame, records: object) -> list[Judged]:
     case, judged = Case(cells, records), []
     for claim in CLAIMS:
         rows = list(claim.gather(case)) or [_unchecked(records)]
-        rows = tuple(row.open(case.unlike(row.scale, claim.needs)) for row in rows)
+        rows = tuple(row.undecided(case.mismatch(row.scale, claim.needs)) for row in rows)
         verdict, reason, not_established = outcome(rows)
         chosen = records.setting.variation == CHOSEN_VARIATION and claim.first_layers
         if chosen and verdict != "not tested":
@@ -90,12 +90,13 @@ def frames(
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Verdicts and evidence of all settings, a row each."""
     verdicts, evidence = [], []
-    for setting, found in zip(settings, judged, strict=True):
-        for one in found:
-            key = {"setting": setting.name, "claim": one.claim.number}
-            said = {name: getattr(one, name) for name in ("verdict", "reason", "not_established")}
-            verdicts.append({**key, "text": one.claim.text, **said, "rule": one.claim.rule})
-            evidence += [{**key, **asdict(row)} for row in one.evidence]
+    names = ("verdict", "reason", "not_established")
+    for setting, judged_claims in zip(settings, judged, strict=True):
+        for each in judged_claims:
+            key = {"setting": setting.name, "claim": each.claim.number}
+            verdict = {name: getattr(each, name) for name in names}
+            verdicts.append({**key, "text": each.claim.text, **verdict, "rule": each.claim.rule})
+            evidence += [{**key, **asdict(row)} for row in each.evidence]
     return pd.DataFrame(verdicts), pd.DataFrame(evidence)
 
 
@@ -123,14 +124,16 @@ def claim(
 # Losses and parameters: claims 1 to 5 and 17 (Section 6.1, Appendices C, D, E).
 
 
-def _further(case: Case, column: str, quantity: str, paper: dict[str, Term]) -> Iterator[Evidence]:
+def _further_pairs(
+    case: Case, column: str, quantity: str, paper: dict[str, Term]
+) -> Iterator[Evidence]:
     """The pairs beyond the paper's seeds, beside a claim; no verdict counts them."""
     for scale, term in paper.items():
         row, label = f"{scale}/further", f"{scale}, further pairs"
         if planned := case.term("app-nll", row, "further.planned").value:
-            term = case.term("app-nll", row, f"further.{column}").beside(term)
-            found = compare(label, quantity, term, counted="pairs").aside()
-            yield found.noted(f"{found.n} of {planned:.0f} pairs beyond the paper's seeds")
+            term = case.term("app-nll", row, f"further.{column}").against(term)
+            evidence = compare(label, quantity, term, counted="pairs").aside()
+            yield evidence.noted(f"{evidence.n} of {planned:.0f} pairs beyond the paper's seeds")
 
 
 @claim(1, "main-results", "app-nll", needs=TRAINED)
@@ -139,9 +142,9 @@ def lower_nll(case: Case) -> Iterator[Evidence]:
     quantity = "NLL, Relation − MHA, mean of pairs"
     terms = {scale: case.term("app-nll", f"{scale}/mean", "delta") for scale in SCALES}
     for scale, term in terms.items():
-        term = term.over(case.seeds("app-nll", scale, "delta"))
+        term = term.with_spread(case.seeds("app-nll", scale, "delta"))
         yield compare(scale, quantity, term, below(0))
-    yield from _further(case, "delta", quantity, terms)
+    yield from _further_pairs(case, "delta", quantity, terms)
 
 
 @claim(2, "app-nll")
@@ -150,21 +153,21 @@ def wins(case: Case) -> Iterator[Evidence]:
 
     At most one loss in nine pairs."""
     pairs: dict[str, Term] = {}
-    for scale, why in ((scale, case.unlike(scale, TRAINED)) for scale in SCALES):
+    for scale, why in ((scale, case.mismatch(scale, TRAINED)) for scale in SCALES):
         for seed, term in zip(SEEDS, case.seeds("app-nll", scale, "delta"), strict=True):
             pairs[f"{scale}/{seed}"] = replace(term, value=None, reason=why) if why else term
     missing = [term.reason for term in pairs.values() if term.value is None]
     lost = [pair for pair, term in pairs.items() if term.value is not None and term.value >= 0]
-    there = len(pairs) - len(missing)
+    n = len(pairs) - len(missing)
     # A missing pair may be lost; where that would change the answer, there is none.
-    decided = there and (len(lost) > 1 or len(lost) + len(missing) <= 1)
+    decided = n and (len(lost) > 1 or len(lost) + len(missing) <= 1)
     yield Evidence(
         "number of wins", "pairs won by Relation", paper=sum(t.paper < 0 for t in pairs.values()),
-        ours=there - len(lost) if there else None, n=there, counted="pairs", paper_n=len(pairs),
+        ours=n - len(lost) if n else None, n=n, counted="pairs", paper_n=len(pairs),
         direction=len(lost) <= 1 if decided else None, essential=True, asks_size=False,
         note=joined(f"lost: {', '.join(lost)}" if lost else "", *missing),
     )  # fmt: skip
-    yield from _further(case, "won", "pairs won by Relation", dict.fromkeys(SCALES, Term()))
+    yield from _further_pairs(case, "won", "pairs won by Relation", dict.fromkeys(SCALES, Term()))
 
 
 @claim(3, "main-results", "app-token-efficiency", needs=TRAINED)
@@ -175,15 +178,15 @@ def fewer_tokens(case: Case) -> Iterator[Evidence]:
     terms = {scale: case.term("main-results", scale, "token_reduction", "mean") for scale in SCALES}
     for scale, term in terms.items():
         pairs = case.seeds(table, scale, "reduction")
-        found = compare(scale, quantity, term.over(pairs), above(0))
+        evidence = compare(scale, quantity, term.with_spread(pairs), above(0))
         if never := sum(pair.status == "not reached" for pair in pairs):
             # The mean leaves out the pairs that speak against the claim.
-            there = never + sum(pair.value is not None for pair in pairs)
-            direction = False if 2 * never >= there else found.direction
-            found = replace(found, direction=direction, size=None)
-            found = found.noted(f"{never} of {there} pairs never reach it")
-        yield found
-    yield from _further(case, "spared.full", quantity, terms)
+            decided = never + sum(pair.value is not None for pair in pairs)
+            direction = False if 2 * never >= decided else evidence.direction
+            evidence = replace(evidence, direction=direction, size=None)
+            evidence = evidence.noted(f"{never} of {decided} pairs never reach it")
+        yield evidence
+    yield from _further_pairs(case, "spared.full", quantity, terms)
 
 
 @claim(4, "structural-ablations", "app-ablation", needs=TRAINED)
@@ -194,7 +197,7 @@ def ablations(case: Case) -> Iterator[Evidence]:
     for variant in ABLATIONS:
         columns = [f"seed_{seed}" for seed in SEEDS]
         seeds = (case.term(table, variant, c) - case.term(table, "full", c) for c in columns)
-        term = case.term(table, variant, "delta").over(seeds)
+        term = case.term(table, variant, "delta").with_spread(seeds)
         name = VARIANTS[variant].title
         yield compare(name, quantity, term, above(0), essential=True, scale="10M")
 
@@ -208,13 +211,13 @@ def parameters(case: Case) -> Iterator[Evidence]:
     for scale in SCALES:
         full, mha = case.pair("app-configs", scale, "params")
         added = full - mha
-        found = compare(scale, "count, Relation − MHA", added, above(0), counted="pairs")
+        evidence = compare(scale, "count, Relation − MHA", added, above(0), counted="pairs")
         if added.value is not None:
-            layers = int(case.said("app-configs", scale, "geometry")[0].partition("/")[0])
+            layers = int(case.ours_and_paper("app-configs", scale, "geometry")[0].partition("/")[0])
             direction = added.value == PARAMETERS_A_LAYER * layers
             size = (full.value, mha.value) == (full.paper, mha.paper)
-            found = replace(found, direction=direction, size=size)
-        yield found
+            evidence = replace(evidence, direction=direction, size=size)
+        yield evidence
 
 
 @claim(17, "app-hybrid", needs=TRAINED)
@@ -224,26 +227,26 @@ def hybrid(case: Case) -> Iterator[Evidence]:
     The parameters exactly; and the paper's NLL in our 95% t interval over seeds, or ours within
     one of the paper's standard deviations, on its data.
     """
-    built = case.records.models.query("scale == '30M' and variant == 'hybrid'").to_dict("records")
-    model = built[0] if built else {}
-    names = [name for name in HYBRID if model.get(name, HYBRID[name]) != HYBRID[name]]
-    unlike = joined(*(f"{name} is {model[name]}, the paper's {HYBRID[name]}" for name in names))
+    models = case.records.models.query("scale == '30M' and variant == 'hybrid'").to_dict("records")
+    model = models[0] if models else {}
+    changed = [name for name in HYBRID if model.get(name, HYBRID[name]) != HYBRID[name]]
+    unlike = joined(*(f"{name} is {model[name]}, the paper's {HYBRID[name]}" for name in changed))
     count = float(model["parameters"]) if model else None
-    term = Term(HYBRID_PARAMETERS, unit="parameters", value=count, n=len(built))
-    found = compare("parameters", "of the built model", term, essential=True, counted="models")
+    term = Term(HYBRID_PARAMETERS, unit="parameters", value=count, n=len(models))
+    evidence = compare("parameters", "of the built model", term, essential=True, counted="models")
     exact = None if count is None else count == HYBRID_PARAMETERS
-    yield replace(found, direction=exact, size=None, asks_size=False).open(unlike)
+    yield replace(evidence, direction=exact, size=None, asks_size=False).undecided(unlike)
     term = case.term("app-hybrid", "mean", "nll", "mean")
-    term = term.over(case.term("app-hybrid", str(seed), "nll") for seed in SEEDS)
+    term = term.with_spread(case.term("app-hybrid", str(seed), "nll") for seed in SEEDS)
     nll = compare("NLL", "at the end, mean of seeds", term, essential=True, scale="30M")
-    other_data = case.unlike("30M", ("data",)) if term.value is not None else ""
-    yield nll.open(unlike or other_data)
+    other_data = case.mismatch("30M", ("data",)) if term.value is not None else ""
+    yield nll.undecided(unlike or other_data)
 
 
 # The flow inside the trained models: claims 6 to 11, 19, 20 (Section 6.2, Appendix B.5).
 
 
-def _apart(case: Case, table: str, *rows: tuple[str, str, str, Callable]) -> Iterator[Evidence]:
+def _less_mha(case: Case, table: str, *rows: tuple[str, str, str, Callable]) -> Iterator[Evidence]:
     """Relation's value less MHA's at every scale; rows: column, label, quantity, sign."""
     for scale in SCALES:
         for column, label, quantity, holds in rows:
@@ -267,7 +270,7 @@ def rank_first(case: Case) -> Iterator[Evidence]:
     """
     for scale in SCALES:
         full, mha = case.pair("relation_internal", scale, "l0_effrank")
-        term = (full / mha).beside(case.term("relation_internal", scale, "l0_effrank.ratio"))
+        term = (full / mha).against(case.term("relation_internal", scale, "l0_effrank.ratio"))
         yield compare(scale, "L0 effective rank of the flow, Relation / MHA", term, above(1))
 
 
@@ -300,7 +303,7 @@ def distant_mass(case: Case) -> Iterator[Evidence]:
     """Historical mass beyond 128, 256 and 512 tokens is higher than MHA's at every scale."""
     mass = "historical mass beyond d"
     rows = ((f"beyond_{d}", f"d > {d}", mass, above(0)) for d in (128, 256, 512))
-    return _apart(case, "relation_internal", *rows)
+    return _less_mha(case, "relation_internal", *rows)
 
 
 @claim(11, "app-structural-sink-profile", "app-structural-routing", needs=FLOW, first=True)
@@ -309,8 +312,8 @@ def sink(case: Case) -> Iterator[Evidence]:
     higher at 10M and 30M."""
     mass = "historical mass on the first tokens"
     rows = (("sink_1", "first 1", mass, below(0)), ("sink_32", "first 32", mass, above(0)))
-    found = _apart(case, "app-structural-sink-profile", *rows)
-    return (row for row in found if row.label != "100M, first 32")
+    evidence = _less_mha(case, "app-structural-sink-profile", *rows)
+    return (row for row in evidence if row.label != "100M, first 32")
 
 
 @claim(19, "app-structural-spectrum", needs=FLOW, first=True)
@@ -322,7 +325,7 @@ def spectrum(case: Case) -> Iterator[Evidence]:
     names |= {"dims_95": "95% dims"}
     rows = [(column, name, name, above(0)) for column, name in names.items()]
     rows.append(("top_energy", "top singular energy", "top singular energy", below(0)))
-    return _apart(case, "app-structural-spectrum", *rows)
+    return _less_mha(case, "app-structural-spectrum", *rows)
 
 
 @claim(20, "app-structural-layerwise", needs=FLOW, first=True)
@@ -336,14 +339,14 @@ def anchor(case: Case) -> Iterator[Evidence]:
     """
     for scale in SCALES:
         flow = {c: case.layers(scale, c) for c in ("self.full", "effrank.full", "self.mha")}
-        kept, of_mha = (flow[c][1] / flow[c][0] for c in ("self.full", "self.mha"))
+        second_to_first, of_mha = (flow[c][1] / flow[c][0] for c in ("self.full", "self.mha"))
         most = "of Relation, L0 / the later layer with most"
         relative = "L1 / L0 of Relation's Self flow / that of MHA's diagonal"
         for label, quantity, term, holds in (
             ("anchor", f"Self flow {most}", _first_to_most(flow["self.full"]), above(1)),
             ("router", f"effective rank {most}", _first_to_most(flow["effrank.full"]), above(1)),
-            ("shift", "Self flow of Relation, L1 / L0", kept, below(0.5)),
-            ("shift beside MHA's", relative, kept / of_mha, below(1)),
+            ("shift", "Self flow of Relation, L1 / L0", second_to_first, below(0.5)),
+            ("shift beside MHA's", relative, second_to_first / of_mha, below(1)),
         ):
             yield compare(f"{scale}, {label}", quantity, term, holds, asks_size=False)
 
@@ -351,7 +354,7 @@ def anchor(case: Case) -> Iterator[Evidence]:
 def _first_to_most(layers: list[Term]) -> Term:
     """The first layer over the later one with most, in the paper and here, each its own."""
     ours = max(layers[1:], key=lambda term: term.value or 0)
-    return layers[0] / ours.beside(max(layers[1:], key=lambda term: term.paper))
+    return layers[0] / ours.against(max(layers[1:], key=lambda term: term.paper))
 
 
 # Speed, memory and cost: claims 12 to 14, 16, 21 (Sections 5, 6.3, Appendices F to H).
@@ -369,17 +372,18 @@ def _speeds(
     as_paper: cells that must be the paper's, else the scale is undecided.
     """
     worst = (max if less else min)(terms.values(), key=lambda term: term.paper)
+    # The printed value may be rounded, and equal numbers differ in the last bit.
     bound = worst.paper + (1 if less else -1) * (worst.rounding + LAST_BIT)
     met = below(bound) if less else above(bound)
     for scale, term in terms.items():
-        found = compare(scale, quantity, term, direction, met=met, counted="rounds")
-        device, _ = case.said(as_paper[0][0], "setting", "device")
+        evidence = compare(scale, quantity, term, direction, met=met, counted="rounds")
+        device, _ = case.ours_and_paper(as_paper[0][0], "setting", "device")
         why = "" if "NVIDIA" in (device or "") else f"measured on {device}, not on a GPU"
         for table, column in as_paper:
-            ours, paper = case.said(table, scale, column)
+            ours, paper = case.ours_and_paper(table, scale, column)
             if ours != (paper or 1024):
                 why = f"measured with {column} = {ours}, not {paper or 1024}"
-        yield found if found.ours is None else found.open(why)
+        yield evidence if evidence.ours is None else evidence.undecided(why)
 
 
 @claim(12, "efficient-relation", needs=MODELS)
@@ -415,9 +419,9 @@ def memory(case: Case) -> Iterator[Evidence]:
     pairs = {scale: case.pair("app-prod-fr-fa", scale, "allocated") for scale in SCALES}
     ratios = {scale: full / mha for scale, (full, mha) in pairs.items()}
     quantity, no_more = "allocated memory, FlashRelation / FlashAttention", below(1 + LAST_BIT)
-    for found in _speeds(case, quantity, ratios, no_more, _BATCHES, less=True):
-        full, mha = pairs[found.label]
-        yield found.noted("" if found.ours is None else f"{full.value:.3f} and {mha.value:.3f} GiB")
+    for row in _speeds(case, quantity, ratios, no_more, _BATCHES, less=True):
+        full, mha = pairs[row.label]
+        yield row.noted("" if row.ours is None else f"{full.value:.3f} and {mha.value:.3f} GiB")
 
 
 @claim(16, "token-mixing-complexity", "app-linear-long")
@@ -430,17 +434,17 @@ def complexity(case: Case) -> Iterator[Evidence]:
     table, full = "token-mixing-complexity", "full-flash"
     if case.term(table, full, "state_exponent").value is None:
         full = "full-reference"  # on a CPU
-    for row, of, label, paper, tolerance, holds in (
+    for row, cost, label, paper, tolerance, holds in (
         ("linear", "time", "Linear Relation’s time", 1.0, POWER_OF_TIME, below(1.5)),
         ("linear", "state", "Linear Relation’s decode state", 0.0, POWER_OF_BYTES, below(0.5)),
         (full, "state", "Full Relation’s decode state", 1.0, POWER_OF_BYTES, above(0.5)),
     ):
-        term = replace(case.term(table, row, f"{of}_exponent"), paper=paper, rounding=tolerance)
-        found = compare(label, "fitted power of T", term, holds, counted="points", essential=True)
+        term = replace(case.term(table, row, f"{cost}_exponent"), paper=paper, rounding=tolerance)
+        power = compare(label, "fitted power of T", term, holds, counted="points", essential=True)
         if term.value is not None:
             inside = term.low is not None and term.low <= paper <= term.high
-            found = replace(found, size=found.size or inside)
-        yield found
+            power = replace(power, size=power.size or inside)
+        yield power
 
 
 @claim(21, "app-linear-long", needs=MODELS)
@@ -449,18 +453,20 @@ def long_context(case: Case) -> Iterator[Evidence]:
 
     The paper's status at every T, on the paper's GPU alone: what fits depends on the GPU's memory.
     """
-    table, (device, _) = "app-linear-long", case.said("app-linear-long", "setting", "device")
-    other = "" if GPU in (device or "") else f"measured on {device}, the paper's on an {GPU}"
+    table = "app-linear-long"
+    device, _ = case.ours_and_paper(table, "setting", "device")
+    other_gpu = "" if GPU in (device or "") else f"measured on {device}, the paper's on an {GPU}"
     for status, quantity, label, lengths in (
         ("PASS", "contexts that train", "T = 1,024 to 32,768", [2**i for i in range(10, 16)]),
         ("OOM", "contexts out of memory", "T = 65,536", [65536]),
     ):
         cells = [case.cells.get((table, str(T), "status", "value"), {}) for T in lengths]
-        there = [cell["text"] for cell in cells if cell.get("text")]
-        why = joined(other if there else "", *(c.get("reason") for c in cells if not c.get("text")))
-        ours = there.count(status) if there else None
+        statuses = [cell["text"] for cell in cells if cell.get("text")]
+        missing = [cell.get("reason") for cell in cells if not cell.get("text")]
+        why = joined(other_gpu if statuses else "", *missing)
+        ours = statuses.count(status) if statuses else None
         yield Evidence(
-            label, quantity, paper=len(lengths), ours=ours, n=len(there), counted="contexts",
+            label, quantity, paper=len(lengths), ours=ours, n=len(statuses), counted="contexts",
             paper_n=len(lengths), direction=None if why else ours == len(lengths), note=why,
             asks_size=False, essential=True, scale="30M",
         )  # fmt: skip
@@ -481,7 +487,7 @@ def _unchecked(records: object) -> Evidence:
     return Evidence("all", "error", note=why, essential=True)
 
 
-def _shares(rows: pd.DataFrame, label: str, **fields: object) -> Evidence:
+def _largest_share(rows: pd.DataFrame, label: str, **fields: object) -> Evidence:
     """The largest error over what is allowed, of one operator in one precision."""
     shares = (rows["error"] / rows["allowed"]).fillna(math.inf)  # no number: beyond any bound
     largest = rows.loc[shares.idxmax()]
@@ -494,25 +500,26 @@ def _shares(rows: pd.DataFrame, label: str, **fields: object) -> Evidence:
     )  # fmt: skip
 
 
-def _of_kernel(found: Evidence, backend: str) -> Evidence:
+def _only_kernel_passes(evidence: Evidence, backend: str) -> Evidence:
     """An error beyond its bound counts in any form of FlashRelation; a pass only in the kernel."""
-    alone = found.direction and backend != "flash"
-    return found.open(f"only backend {backend} was checked here, not the kernel" if alone else "")
+    if evidence.direction and backend != "flash":
+        return evidence.undecided(f"only backend {backend} was checked here, not the kernel")
+    return evidence
 
 
-def _largest(case: Case, check: str, *, kernel: bool = False) -> Iterator[Evidence]:
+def _largest_errors(case: Case, check: str, *, kernel: bool = False) -> Iterator[Evidence]:
     """The largest error of each identity; the definition in FP64 decides, a backend may fail it."""
     for row in _checked(case, check).to_dict("records"):
         backend, precision = row["operator"], row["precision"]
         defined = backend == "definition"
         decides = defined and precision == "fp64"
         label = row["name"] if decides else f"{row['name']}, {precision if defined else backend}"
-        found = Evidence(
+        evidence = Evidence(
             label, f"largest error, {backend} in {precision}", paper=0.0, ours=row["error"], n=1,
             counted="checks", direction=row["error"] <= row["allowed"], asks_size=False,
             essential=decides, note=f"allowed: {row['allowed']:.2g}",
         )  # fmt: skip
-        yield _of_kernel(found, backend) if kernel and not defined else found
+        yield _only_kernel_passes(evidence, backend) if kernel and not defined else evidence
 
 
 @claim(15)
@@ -524,8 +531,8 @@ def exactness(case: Case) -> Iterator[Evidence]:
     without the Triton kernel: another backend within its bounds decides nothing.
     """
     by = ["scale", "operator", "precision"]
-    for (scale, backend, _), found in _checked(case, "exactness").groupby(by, sort=False):
-        yield _of_kernel(_shares(found, str(scale), essential=True), backend)
+    for (scale, backend, _), rows in _checked(case, "exactness").groupby(by, sort=False):
+        yield _only_kernel_passes(_largest_share(rows, str(scale), essential=True), backend)
 
 
 @claim(18)
@@ -536,7 +543,7 @@ def identities(case: Case) -> Iterator[Evidence]:
     The largest error on random states within rounding, of the definition in FP64 and, where the
     Triton kernel was checked, of FlashRelation in the campaign's precision.
     """
-    return _largest(case, "identity", kernel=True)
+    return _largest_errors(case, "identity", kernel=True)
 
 
 @claim(22)
@@ -547,7 +554,7 @@ def mixing(case: Case) -> Iterator[Evidence]:
     pair of heads stay, and the transpose undoes the mixing; in FP64 and in the campaign's
     precision.
     """
-    return _largest(case, "mixing")
+    return _largest_errors(case, "mixing")
 
 
 @claim(23)
@@ -559,8 +566,8 @@ def recurrence(case: Case) -> Iterator[Evidence]:
     precision: twice what the recurrence in that precision is off, plus 1e-3 (FP32: 1e-5).
     """
     by = ["operator", "precision"]
-    for (backend, precision), found in _checked(case, "recurrence").groupby(by, sort=False):
-        yield _shares(found, f"{backend} in {precision}", essential=precision == "fp64")
+    for (backend, precision), rows in _checked(case, "recurrence").groupby(by, sort=False):
+        yield _largest_share(rows, f"{backend} in {precision}", essential=precision == "fp64")
 
 
 @claim(24)
@@ -572,7 +579,7 @@ def history(case: Case) -> Iterator[Evidence]:
     its output by its Self share (Linear: by itself) within rounding. The definitions in FP64
     decide, and a campaign's backends may fail it.
     """
-    return _largest(case, "history")
+    return _largest_errors(case, "history")
 
 
 CLAIMS.sort(key=lambda one: one.number)

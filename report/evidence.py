@@ -64,26 +64,26 @@ class Term:
         return self._with(other, operator.truediv, self.paper / other.paper * relative, "x")
 
     def _with(self, other: Term, combine: Callable, rounding: float, unit: str) -> Term:
-        """Over the seeds that both have; a ratio is that of the means."""
-        found = Term(combine(self.paper, other.paper), rounding, unit)
+        """Two terms over their common seeds; a ratio is that of the means."""
+        combined = Term(combine(self.paper, other.paper), rounding, unit)
         seeds = sorted(self.by_seed.keys() & other.by_seed.keys())
         for term in (self, other):
             if term.value is None:
-                return replace(found, status=term.status, reason=term.reason)
+                return replace(combined, status=term.status, reason=term.reason)
         if self.by_seed and other.by_seed and not seeds:
-            return replace(found, reason="no seed has both")
+            return replace(combined, reason="no seed has both")
         means = [fmean(t.by_seed[s] for s in seeds) if seeds else t.value for t in (self, other)]
         by_seed = {seed: combine(self.by_seed[seed], other.by_seed[seed]) for seed in seeds}
         n, reason = len(seeds) or min(self.n, other.n), self.reason or other.reason
         return replace(
-            found, value=combine(*means), by_seed=by_seed, n=n, status="ok", reason=reason
+            combined, value=combine(*means), by_seed=by_seed, n=n, status="ok", reason=reason
         )
 
-    def beside(self, paper: Term) -> Term:
-        """Ours, beside what the paper prints elsewhere."""
+    def against(self, paper: Term) -> Term:
+        """Ours against what the paper prints elsewhere."""
         return replace(self, paper=paper.paper, rounding=paper.rounding)
 
-    def over(self, seeds: Iterable[Term]) -> Term:
+    def with_spread(self, seeds: Iterable[Term]) -> Term:
         """With the standard deviation of what the paper prints seed by seed."""
         values = [seed.paper for seed in seeds]
         return replace(self, spread=None if any(map(math.isnan, values)) else stdev(values))
@@ -94,8 +94,8 @@ class Case:
 
     def __init__(self, cells: pd.DataFrame, records: object) -> None:
         keys = cells[["table", "row", "column", "statistic"]].itertuples(index=False, name=None)
-        known = cells.astype(object).where(cells.notna(), None).to_dict("records")
-        self.cells = dict(zip(keys, known, strict=True))
+        rows = cells.astype(object).where(cells.notna(), None).to_dict("records")
+        self.cells = dict(zip(keys, rows, strict=True))
         self.records = records
 
     def term(self, table: str, row: str, column: str, statistic: str = "value") -> Term:
@@ -112,10 +112,10 @@ class Case:
     def layers(self, scale: str, column: str) -> list[Term]:
         """A column of Table 7 at the layers of a scale."""
         table = "app-structural-layerwise"
-        rows = [row for of, row, name, _ in self.cells if (of, name) == (table, column)]
+        rows = [row for label, row, key, _ in self.cells if (label, key) == (table, column)]
         return [self.term(table, row, column) for row in rows if row.startswith(f"{scale}/L")]
 
-    def said(self, table: str, row: str, column: str) -> tuple[object, object]:
+    def ours_and_paper(self, table: str, row: str, column: str) -> tuple[object, object]:
         """Ours and the paper's, in words or, where there are none, in numbers."""
         cell = self.cells.get((table, row, column, "value"), {})
         keys = ("text", "paper") if cell.get("text") else ("value", "paper_value")
@@ -129,16 +129,16 @@ class Case:
         """The cells of the paper's seeds, a row each."""
         return [self.term(table, f"{scale}/{seed}", column) for seed in SEEDS]
 
-    def unlike(self, scale: str, needs: Sequence[str]) -> str:
+    def mismatch(self, scale: str, needs: Sequence[str]) -> str:
         """Why this scale's models, or their diagnosis, are not the paper's; "" where they are."""
         for need in needs if scale else ():
-            if need == "pair":  # what Relation's flow does is told beside MHA's alone
+            if need == "pair":  # Relation's flow counts only where MHA's was measured as well
                 full, mha = self.pair("relation_internal", scale, "l0_self")
                 if full.value is not None and mha.value is None:
                     return f"MHA of {scale}: {mha.reason or mha.status}"
                 continue
             table = "relation_internal" if need in LENGTHS else "app-configs"
-            ours, paper = self.said(table, scale, need)
+            ours, paper = self.ours_and_paper(table, scale, need)
             paper = LENGTHS.get(need, paper)
             if ours is not None and ours != paper:
                 return f"{need.replace('_', ' ')} of {scale} is {ours}, the paper's {paper}"
@@ -177,20 +177,20 @@ class Evidence:
     scale: str = ""
 
     @classmethod
-    def of(cls, found: stats.Estimate, paper: float | None = None, **known: object) -> Evidence:
-        """A difference of losses; known: further fields."""
-        low, high = (None if math.isnan(end) else end for end in (found.low, found.high))
-        known = {"label": "", "quantity": "", "unit": "nat/token", "n": found.n} | known
-        return cls(paper=paper, ours=found.value, low=low, high=high, **known)
+    def of(cls, estimate: stats.Estimate, paper: float | None = None, **fields: object) -> Evidence:
+        """Evidence of a difference of losses; fields: further ones."""
+        low, high = (None if math.isnan(end) else end for end in (estimate.low, estimate.high))
+        fields = {"label": "", "quantity": "", "unit": "nat/token", "n": estimate.n} | fields
+        return cls(paper=paper, ours=estimate.value, low=low, high=high, **fields)
 
     @property
     def difference(self) -> float | None:
         """Ours less the paper's; None of counts out of different numbers."""
-        known = None not in (self.ours, self.paper) and self.paper_n is None
-        return self.ours - self.paper if known else None
+        comparable = None not in (self.ours, self.paper) and self.paper_n is None
+        return self.ours - self.paper if comparable else None
 
-    def open(self, why: str) -> Evidence:
-        """The same, undecided for a reason."""
+    def undecided(self, why: str) -> Evidence:
+        """The same, undecided for a reason; unchanged without one."""
         return replace(self, direction=None, size=None, note=why) if why else self
 
     def noted(self, *notes: str) -> Evidence:
@@ -211,16 +211,16 @@ def axis(rows: Sequence[Evidence], band: float | None = None) -> Callable[[Evide
         return lambda row: None
     ends = [] if band is None else [-band, band]
     start, end = min([*values, *ends]), max([*values, *ends])
-    # Zero belongs on the axis where it is near what is shown.
+    # Zero belongs on the axis where it is within 1.5 times the width of the values.
     start = 0.0 if 0 < start < 1.5 * (end - start) else start
     end = 0.0 if 0 > end > -1.5 * (end - start) else end
 
     def place(value: float | None) -> float | None:
         return None if value is None else round(100 * (value - start) / (end - start or 1.0), 2)
 
-    known = {"zero": place(0.0) if start <= 0 <= end else None, "band": list(map(place, ends))}
+    fixed = {"zero": place(0.0) if start <= 0 <= end else None, "band": list(map(place, ends))}
     names = ("paper", "ours", "low", "high")
-    return lambda row: {name: place(getattr(row, name)) for name in names} | known
+    return lambda row: {name: place(getattr(row, name)) for name in names} | fixed
 
 
 def above(bound: float) -> Callable[[float], bool]:
@@ -251,31 +251,32 @@ def compare(
     """
     scale, paper = label.partition(",")[0], None if math.isnan(term.paper) else term.paper
     # What failed or ran out of memory was tried: it cannot pass for a scale that was left out.
-    known = {
+    defaults = {
         "scale": scale if scale in SCALES else "",
         "essential": term.status in ("failed", "oom"),
     }
-    known |= {"asks_direction": direction is not None, "note": term.reason} | fields
-    found = Evidence(label, quantity, term.unit, paper, n=term.n, **known)
+    defaults |= {"asks_direction": direction is not None, "note": term.reason} | fields
+    evidence = Evidence(label, quantity, term.unit, paper, n=term.n, **defaults)
     if term.value is None:
         # A loss that was never reached is an answer; a run that is missing is none.
-        return replace(found, direction=False if term.status == "not reached" else None)
+        return replace(evidence, direction=False if term.status == "not reached" else None)
     low, high, margin = term.low, term.high, None
     if len(term.by_seed) > 1:
         margin = stats.mean(list(term.by_seed.values())).high - fmean(term.by_seed.values())
         low, high = term.value - margin, term.value + margin
-    alone = low is None and len(term.by_seed) == 1
+    single_seed = low is None and len(term.by_seed) == 1
     rules = [rule for rule in (met, direction) if rule is not None and low is not None]
     contested = any(rule(low) != rule(high) for rule in rules)
     allowed = [size for size in (margin, term.spread) if size is not None]
     near = abs(term.value - term.paper) <= max([*allowed, term.rounding]) * (1 + LAST_BIT)
+    # One value off by more than the rounding may be noise: without a spread, the size is open.
     size = met(term.value) if met else True if near else False if allowed else None
-    few = f"mean of {term.n}, the paper's of 3" if 0 < len(term.by_seed) < len(SEEDS) else ""
-    open_ = "one seed has no interval" if alone else NOT_ESTABLISHED if contested else ""
+    fewer = f"mean of {term.n}, the paper's of 3" if 0 < len(term.by_seed) < len(SEEDS) else ""
+    caveat = "one seed has no interval" if single_seed else NOT_ESTABLISHED if contested else ""
     return replace(
-        found, ours=term.value, low=low, high=high, size=size if found.asks_size else None,
-        direction=direction(term.value) if direction else None, contested=alone or contested,
-        note=joined(few, term.reason, open_),
+        evidence, ours=term.value, low=low, high=high, size=size if evidence.asks_size else None,
+        direction=direction(term.value) if direction else None, contested=single_seed or contested,
+        note=joined(fewer, term.reason, caveat),
     )  # fmt: skip
 
 
@@ -286,33 +287,34 @@ def outcome(evidence: Sequence[Evidence]) -> tuple[str, str, str]:
     and a size does not. Without a sign, a size that fails is not reproduced.
     """
     rows = [row for row in evidence if not row.beside]
-    open_ = [row for row in rows if row.direction is None and row.size is None]
-    decided = [row for row in rows if row not in open_]
-    wrong = [row for row in rows if row.direction is False]
+    undecided = [row for row in rows if row.direction is None and row.size is None]
+    decided = [row for row in rows if row not in undecided]
+    contrary = [row for row in rows if row.direction is False]
     missed = [row for row in rows if row.size is False]
     unsigned = [row for row in missed if not row.asks_direction]
-    notes = joined(*(row.note for row in open_))
-    if wrong or unsigned:
-        said = (("the direction does not hold", wrong), ("the paper's value is not met", unsigned))
-        reason = "; ".join(f"{what}: {_names(those)}" for what, those in said if those)
-        contested = [row for row in (*wrong, *unsigned) if row.contested]
-        if len(contested) == len(wrong) + len(unsigned):
+    notes = joined(*(row.note for row in undecided))
+    if contrary or unsigned:
+        failures = {"the direction does not hold": contrary}
+        failures |= {"the paper's value is not met": unsigned}
+        reason = "; ".join(f"{what}: {_names(those)}" for what, those in failures.items() if those)
+        contested = [row for row in (*contrary, *unsigned) if row.contested]
+        if len(contested) == len(contrary) + len(unsigned):
             return "not reproduced", reason, _names(contested)
-        apart = f" (not established: {_names(contested)})" if contested else ""
-        return "not reproduced", reason + apart, ""  # one that is established is enough
+        unsure = f" (not established: {_names(contested)})" if contested else ""
+        return "not reproduced", reason + unsure, ""  # one that is established is enough
     if not decided:
         return "not tested", notes or "no record of it", ""
-    if essential := [row for row in open_ if row.essential]:
+    if essential := [row for row in undecided if row.essential]:
         held = [row for row in decided if row.size is not False]
-        said = f"it holds for {_names(held)}; " if held else ""
-        return "not tested", f"{said}undecided: {_names(essential)} ({notes})", ""
+        holds = f"it holds for {_names(held)}; " if held else ""
+        return "not tested", f"{holds}undecided: {_names(essential)} ({notes})", ""
     contested = _names([row for row in decided if row.contested])
-    left = f"; without {_names(open_)}: {notes}" if open_ else ""
+    remaining = f"; without {_names(undecided)}: {notes}" if undecided else ""
     unsized = [row for row in decided if row.asks_size and row.size is None]
     if missed or unsized:
         what = "the size is another" if missed else "the size is undecided"
-        return "direction only", f"{what}: {_names(missed or unsized)}{left}", contested
-    return "reproduced", f"the rule is met in {len(decided)} of {len(rows)}{left}", contested
+        return "direction only", f"{what}: {_names(missed or unsized)}{remaining}", contested
+    return "reproduced", f"the rule is met in {len(decided)} of {len(rows)}{remaining}", contested
 
 
 def _names(rows: Sequence[Evidence]) -> str:
