@@ -45,9 +45,9 @@ def measure(bench: Bench, out: Path) -> None:
     """Time every operator at every context and write the record of kind `complexity`."""
     sides = {side.side: partial(operator, side, bench.precision) for side in bench.sides}
 
-    def row(name: str, measure: str, given: tuple, answers: Answers) -> dict:
+    def row(name: str, measure: str, arguments: tuple, answers: Answers) -> dict:
         seconds = median_columns("seconds", answers.samples.get(measure, []))
-        return {"operator": name, "context": given[0], **seconds}
+        return {"operator": name, "context": arguments[0], **seconds}
 
     contexts = dict.fromkeys(side.context for side in bench.sides)
     record(bench, out, "complexity", [sides], [("operator", (T,)) for T in contexts], row)

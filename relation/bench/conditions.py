@@ -49,10 +49,10 @@ class Conditions:
         if busy > 5:
             self._before = f"the GPU was {busy}% busy before the start"
 
-    def _read(self, name: str, *rest: Any) -> Any | None:
+    def _read(self, name: str, *arguments: Any) -> Any | None:
         """An NVML reading, None for what the GPU does not report."""
         try:
-            return getattr(pynvml, f"nvmlDeviceGet{name}")(self._gpu, *rest)
+            return getattr(pynvml, f"nvmlDeviceGet{name}")(self._gpu, *arguments)
         except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_NoPermission):
             return None
 
@@ -60,8 +60,8 @@ class Conditions:
         """Take a reading; cheap, and without effect on a CPU."""
         if self._gpu is None:
             return
-        for name, asked in _READINGS.items():
-            if (value := self._read(*asked)) is not None:
+        for name, query in _READINGS.items():
+            if (value := self._read(*query)) is not None:
                 self._seen[name].append(value)
 
     def columns(self) -> dict:

@@ -49,7 +49,7 @@ def random_state(
 def decoding(config: ModelConfig, precision: str, device: torch.device, context: int, batch: int):
     """A side: seconds of a token of the batch, by the clock on the wall."""
     model = Decoder(config, seed=0).to(device).eval()
-    call, rewind = _token(model, DTYPES[precision], context, batch)
+    call, rewind = _token_calls(model, DTYPES[precision], context, batch)
     for _ in range(3):
         call()
     answer = {}
@@ -63,7 +63,7 @@ def decoding(config: ModelConfig, precision: str, device: torch.device, context:
         answer = (time.perf_counter() - began) / _TOKENS_A_ROUND
 
 
-def _token(model: Decoder, dtype: torch.dtype, context: int, batch: int) -> tuple[Call, Call]:
+def _token_calls(model: Decoder, dtype: torch.dtype, context: int, batch: int) -> tuple[Call, Call]:
     """What reads and draws a token, and what goes back to `context` tokens."""
     config, device = model.config, model.embedding.weight.device
     state = random_state(config, context, batch, dtype, device)
@@ -94,8 +94,8 @@ def measure(bench: Bench, out: Path) -> None:
     cells = dict.fromkeys((side.context, side.micro) for side in bench.sides)
     sides = {name: partial(decoding, model, bench.precision) for name, model in models.items()}
 
-    def row(name: str, measure: str, given: tuple, answers: Answers) -> dict:
-        config, (context, batch) = models[name], given
+    def row(name: str, measure: str, arguments: tuple, answers: Answers) -> dict:
+        config, (context, batch) = models[name], arguments
         seconds = median_columns("seconds", answers.samples.get(measure, []))
         median = seconds["seconds"]
         return {

@@ -67,9 +67,9 @@ def ragged_documents(shape: Shape, device: torch.device) -> Documents | None:
 Call = Callable[..., Tensor]
 
 
-def _first(form: Callable[..., tuple[Tensor, Tensor]], *given: Tensor, **options) -> Tensor:
+def _output_of(form: Callable[..., tuple[Tensor, Tensor]], *inputs: Tensor, **options) -> Tensor:
     """y of a form of Linear Relation, without the state that it returns besides."""
-    return form(*given, **options)[0]
+    return form(*inputs, **options)[0]
 
 
 class Peer(NamedTuple):
@@ -88,14 +88,14 @@ QKV, RELATION, LINEAR = (("p1", "p2", "info", *more) for more in ((), ("lam",), 
 _OPERATORS = {
     "mha": (QKV, causal_attention),
     "full": (RELATION, full_relation),
-    "linear": (LINEAR, partial(_first, chunked_linear_relation)),
+    "linear": (LINEAR, partial(_output_of, chunked_linear_relation)),
 }
 
 
 def _backend(operator: str, name: str) -> Peer:
     def build(device: torch.device) -> Call:
         call = get_backend(operator, name, device).call
-        return partial(_first, call) if operator == "linear" else call
+        return partial(_output_of, call) if operator == "linear" else call
 
     return Peer(*_OPERATORS[operator], build)
 
@@ -141,9 +141,9 @@ def draw(
     g = -A * 10 ** (2 * normal(H, torch.rand, torch.float32) - 3)
     forgetful = g.clone()
     forgetful[..., ::8] = -30 * torch.rand_like(g[..., ::8])
-    found = {"p1": normal(H), "p2": normal(K), "info": normal(K), "dy": normal(H), "g": g}
-    found |= {"lam": torch.tensor(0.5, device=device), "forgetful": forgetful}
-    return {name: x.requires_grad_(name != "dy") for name, x in found.items()}
+    inputs = {"p1": normal(H), "p2": normal(K), "info": normal(K), "dy": normal(H), "g": g}
+    inputs |= {"lam": torch.tensor(0.5, device=device), "forgetful": forgetful}
+    return {name: x.requires_grad_(name != "dy") for name, x in inputs.items()}
 
 
 def peer_calls(name: str, precision: str, device: torch.device, shape: Shape):
@@ -157,25 +157,25 @@ def peer_calls(name: str, precision: str, device: torch.device, shape: Shape):
     call = partial(peer.build(device), documents=ragged_documents(shape, device))
     generator = torch.Generator(device).manual_seed(0)
     copies = [draw(shape, protocol.DTYPES[precision], device, generator)]
-    taken = sum(copies[0][each].nbytes for each in (*peer.takes, "dy"))
+    nbytes = sum(copies[0][name].nbytes for name in (*peer.takes, "dy"))
     if device.type == "cuda":
         # One copy more than the last cache holds: no call finds its inputs there.
-        for _ in range(min(_MOST_COPIES, math.ceil(protocol.cache_bytes(device) / taken))):
+        for _ in range(min(_MOST_COPIES, math.ceil(protocol.cache_bytes(device) / nbytes))):
             copies.append(draw(shape, protocol.DTYPES[precision], device, generator))
     turn = itertools.cycle(copies)
 
     def forward() -> Tensor:
         values = next(turn)
-        return call(*(values[each] for each in peer.takes))
+        return call(*(values[name] for name in peer.takes))
 
     def backward() -> None:
         values = next(turn)
-        y = call(*(values[each] for each in peer.takes))
-        torch.autograd.grad(y, [values[each] for each in peer.takes], values["dy"])
+        inputs = [values[name] for name in peer.takes]
+        torch.autograd.grad(call(*inputs), inputs, values["dy"])
 
     answer = {"error": _error(peer, protocol.DTYPES[precision], shape, device)}
     calls = {FORWARD: forward, BACKWARD: backward}
-    timers = {each: protocol.Timer(device, call, len(copies)) for each, call in calls.items()}
+    timers = {kind: protocol.Timer(device, call, len(copies)) for kind, call in calls.items()}
     if device.type == "cuda":
         before = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
@@ -184,7 +184,7 @@ def peer_calls(name: str, precision: str, device: torch.device, shape: Shape):
         answer["peak_bytes"] = torch.cuda.max_memory_allocated(device) - before
     while (measure := (yield answer)) is not None:
         answer = timers[measure].seconds()
-    yield {f"host {each}": timer.host_seconds() for each, timer in timers.items()}
+    yield {f"host {kind}": timer.host_seconds() for kind, timer in timers.items()}
 
 
 def _error(peer: Peer, dtype: torch.dtype, shape: Shape, device: torch.device) -> float:
@@ -213,10 +213,10 @@ def _error(peer: Peer, dtype: torch.dtype, shape: Shape, device: torch.device) -
 
 
 def rows_of(
-    found: dict[str, protocol.Answers], subject: str, shape: Shape, precision: str, seen: dict
+    by_peer: dict[str, protocol.Answers], subject: str, shape: Shape, precision: str, device: dict
 ) -> Iterator[dict]:
-    """A row a measure and peer; seen: the device's conditions meanwhile."""
-    for measure, (name, answers) in itertools.product(MEASURES, found.items()):
+    """A row a measure and peer; device: the columns of its conditions meanwhile."""
+    for measure, (name, answers) in itertools.product(MEASURES, by_peer.items()):
         yield {
             "peer": name,
             "measure": measure,
@@ -224,9 +224,9 @@ def rows_of(
             "precision": precision,
             **{n: answers.columns(measure).get(n) for n in _COLUMNS},
             **protocol.median_columns("seconds", answers.samples.get(measure, [])),
-            **protocol.ratio_columns(answers, found[subject], measure),
+            **protocol.ratio_columns(answers, by_peer[subject], measure),
             "host_seconds": answers.facts.get(f"host {measure}"),
-            **seen,
+            **device,
         }
 
 
@@ -250,26 +250,26 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--precision", choices=tuple(protocol.DTYPES), default=None)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--output", type=Path, default=Path("results/bench/operators.parquet"))
-    given = parser.parse_args(argv)
-    peers = given.peers.split(",") if given.peers else list(_BY_DEFAULT[given.device])
+    options = parser.parse_args(argv)
+    peers = options.peers.split(",") if options.peers else list(_BY_DEFAULT[options.device])
     for name in peers:
         check_among(name, PEERS, f"unknown peer {name!r}")
-    if given.rounds < 1 or given.documents < 0:
+    if options.rounds < 1 or options.documents < 0:
         raise InputError("give at least 1 round, and documents of 0 or more tokens")
-    shapes = [Shape.parse(text, given.documents) for text in given.shapes]
-    precision = given.precision or ("bf16" if given.device == "cuda" else "fp32")
+    shapes = [Shape.parse(text, options.documents) for text in options.shapes]
+    precision = options.precision or ("bf16" if options.device == "cuda" else "fp32")
     sides, rows = {name: partial(peer_calls, name, precision) for name in peers}, []
     progress = machine.Progress("bench operators", len(shapes), "shapes")
-    with machine.claim(given.device, empty=True) as device, progress:
+    with machine.claim(options.device, empty=True) as device, progress:
         conditions = protocol.Conditions(device)
         origin = records.origin("", machine.describe(device))
         with protocol.Sides(sides, conditions) as processes:
             for shape in shapes:
-                found = processes.compare((shape,), MEASURES, given.rounds)
-                rows += rows_of(found, peers[0], shape, precision, conditions.columns())
+                by_peer = processes.compare((shape,), MEASURES, options.rounds)
+                rows += rows_of(by_peer, peers[0], shape, precision, conditions.columns())
                 progress.advance(1, ",".join(map(str, shape)))
-                with records.atomic(given.output) as temporary:  # after each shape: none is lost
+                with records.atomic(options.output) as temporary:  # after each shape: none is lost
                     pd.DataFrame(rows).assign(**origin).to_parquet(temporary)
     print(f"{origin['device']}, {precision}; ratios over {peers[0]}")
     print(table(rows))
-    print(given.output)
+    print(options.output)

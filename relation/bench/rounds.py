@@ -5,11 +5,11 @@ while the others wait with their memory held. A drift of the clocks meets all si
 ratio is taken round by round.
 
 A side is a generator function, which travels to its process by pickle. Called with the device and
-what a comparison is given, it builds, compiles and warms up, and yields facts, which become
+the comparison's arguments, it builds, compiles and warms up, and yields facts, which become
 columns. Then it takes a measure and yields the seconds of a round, again and again, until it takes
 None. It may yield further facts last, such as the kernels that ran:
 
-    def side(device, *given):
+    def side(device, *arguments):
         answer = facts
         while (measure := (yield answer)) is not None:
             answer = seconds
@@ -54,6 +54,7 @@ def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
         return None
     n, ordered = len(values), sorted(values)
     below = itertools.accumulate(math.comb(n, k) for k in range(n))
+    # ways / 2^n is the chance that at most k of n values are below the median: 2.5% a side.
     rank = next(k for k, ways in enumerate(below) if ways >= 0.025 * 2**n)
     return ordered[rank - 1], ordered[-rank]
 
@@ -70,7 +71,7 @@ def ratio_columns(ours: "Answers", subjects: "Answers", measure: str) -> dict:
 
     Where one was measured alone there are no common rounds: the medians' ratio, without interval.
     """
-    a, b = (each.samples.get(measure, []) for each in (ours, subjects))
+    a, b = (answers.samples.get(measure, []) for answers in (ours, subjects))  # seconds a round
     if a and b and (ours.alone or subjects.alone):
         return median_columns("ratio", [statistics.median(a) / statistics.median(b)])
     return median_columns("ratio", [x / y for x, y in zip(a, b, strict=bool(a and b))])
@@ -130,13 +131,13 @@ class Timer:
 
     def host_seconds(self) -> float:
         """Seconds until one eager call returns on an idle device, the median of five."""
-        found = []
+        samples = []
         for _ in range(5):
             synchronize(self.device)
             began = time.perf_counter()
             self.call()
-            found.append(time.perf_counter() - began)
-        return statistics.median(found)
+            samples.append(time.perf_counter() - began)
+        return statistics.median(samples)
 
 
 class Failure(NamedTuple):
@@ -195,18 +196,18 @@ def _serve(side: Side, pipe: Any, device: torch.device, threads: int, parent: in
             if os.getppid() != parent:
                 return
         try:
-            question, given = pipe.recv()
+            question, arguments = pipe.recv()
         except EOFError:
             return
         answer: Any = {}
         try:
             if question == "prepare":
-                running = side(device, *given)
+                running = side(device, *arguments)
                 answer = next(running)
             elif question == "release":
                 running = None
             else:
-                answer = running.send(*given)
+                answer = running.send(*arguments)
         except StopIteration:
             pass  # no further facts
         except Exception as error:
@@ -247,8 +248,8 @@ class Sides:
         device = self.conditions.device
         context = multiprocessing.get_context("spawn" if device.type == "cuda" else "fork")
         ours, theirs = context.Pipe()
-        given = self.sides[name], theirs, device, torch.get_num_threads(), os.getpid()
-        process = context.Process(target=_serve, args=given, daemon=True)
+        arguments = self.sides[name], theirs, device, torch.get_num_threads(), os.getpid()
+        process = context.Process(target=_serve, args=arguments, daemon=True)
         process.start()
         theirs.close()
         self._processes[name] = process, ours
@@ -259,12 +260,12 @@ class Sides:
         process.kill()
         process.join()
 
-    def _ask(self, name: str, question: str, *given: Any) -> Any:
+    def _ask(self, name: str, question: str, *arguments: Any) -> Any:
         """The answer of a side or a Failure; the device is watched meanwhile."""
         process, pipe = self._processes[name]
         if name not in self._dead:
             try:
-                pipe.send((question, given))
+                pipe.send((question, arguments))
                 while not pipe.poll(0.2):
                     if question == "seconds":
                         self.conditions.look()
@@ -278,46 +279,47 @@ class Sides:
         return self._dead[name]
 
     def compare(
-        self, given: Sequence[Any], measures: Sequence[str], rounds: int, warm_rounds: int = 2
+        self, arguments: Sequence[Any], measures: Sequence[str], rounds: int, warm_rounds: int = 2
     ) -> dict[str, Answers]:
-        """What each side answers in all rounds of every measure, prepared with `given`.
+        """What each side answers in all rounds of every measure, prepared with `arguments`.
 
-        A side that fails is asked no more and the others go on. One that runs out of memory beside
-        others is measured again alone, so that a reported OOM is its own.
+        A side that fails is asked no more and the others go on. One that runs out of memory
+        together with others is measured again alone, so that a reported OOM is its own.
         """
-        found, drawn = {name: Answers() for name in self.sides}, random.Random(0)
+        by_side, generator = {name: Answers() for name in self.sides}, random.Random(0)
         while self._dead:  # a dead process is started anew
             name, _ = self._dead.popitem()
             self._stop(name)
             self._start(name)
         for name in self.sides:
-            found[name].take(self._ask(name, "prepare", *given), measures)
+            by_side[name].take(self._ask(name, "prepare", *arguments), measures)
         for measure in measures:
-            order = [name for name, answers in found.items() if measure not in answers.failures]
+            order = [name for name, answers in by_side.items() if measure not in answers.failures]
             for name in order:
-                found[name].samples[measure] = []
+                by_side[name].samples[measure] = []
             for number in range(warm_rounds + rounds):
-                drawn.shuffle(order)
+                generator.shuffle(order)
                 for name in list(order):
                     answer = self._ask(name, "seconds", measure)
                     self.conditions.look()
                     if isinstance(answer, Failure):
-                        done = f"(after {len(found[name].samples[measure])} of {rounds} rounds)"
-                        failure = Failure(answer.status, f"{answer.reason} {done}")
-                        found[name].take(failure, measures[measures.index(measure) :])
+                        done = len(by_side[name].samples[measure])
+                        reason = f"{answer.reason} (after {done} of {rounds} rounds)"
+                        failure = Failure(answer.status, reason)
+                        by_side[name].take(failure, measures[measures.index(measure) :])
                         order.remove(name)
                     elif number >= warm_rounds:
-                        found[name].samples[measure].append(answer)
-        for name, answers in found.items():
+                        by_side[name].samples[measure].append(answer)
+        for name, answers in by_side.items():
             if not answers.failures:
                 answers.take(self._ask(name, "proof", None), measures)
             self._ask(name, "release")
-        for name, answers in found.items() if len(found) > 1 else ():
+        for name, answers in by_side.items() if len(by_side) > 1 else ():
             if any(failure.status == "OOM" for failure in answers.failures.values()):
                 with Sides({name: self.sides[name]}, self.conditions) as alone:
-                    found |= alone.compare(given, measures, rounds, warm_rounds)
-                found[name].alone = True
-        return found
+                    by_side |= alone.compare(arguments, measures, rounds, warm_rounds)
+                by_side[name].alone = True
+        return by_side
 
 
 def record(
@@ -331,8 +333,8 @@ def record(
 ) -> None:
     """Measure a campaign's benchmark and write its record.
 
-    groups: the sides that are measured together, group by group; cells: a measure and what a side
-    is given for it; row(side, measure, given, answers): columns of the kind.
+    groups: the sides that are measured together, group by group; cells: a measure and a side's
+    arguments for it; row(side, measure, arguments, answers): columns of the kind.
     Whatever a side meets, out of memory, a crash or a missing backend, is its row's status.
     """
     names, rows, key = records.KINDS[kind].names, [], records.key(bench, kind)
@@ -340,12 +342,12 @@ def record(
         conditions = Conditions(device)
         for sides in groups:
             with Sides(sides, conditions) as processes:
-                for measure, given in cells:
-                    found = processes.compare(given, [measure], bench.rounds, warm_rounds)
-                    seen = conditions.columns()
-                    for side, answers in found.items():
-                        known = key | answers.columns(measure) | seen
-                        known |= row(side, measure, given, answers)
-                        rows.append({name: known.get(name) for name in names})
+                for measure, arguments in cells:
+                    by_side = processes.compare(arguments, [measure], bench.rounds, warm_rounds)
+                    device_columns = conditions.columns()
+                    for side, answers in by_side.items():
+                        columns = key | answers.columns(measure) | device_columns
+                        columns |= row(side, measure, arguments, answers)
+                        rows.append({name: columns.get(name) for name in names})
         origin = records.origin(bench.hash, machine.describe(device))
     records.write(out, kind, rows, origin)

@@ -116,7 +116,7 @@ def measure(bench: Bench, out: Path, data: Path) -> None:
     groups = groups_of(bench.sides) if bench.benchmark == "linear-long" else [bench.sides]
     calls = [{side.side: partial(updates, bench, side, tokens) for side in x} for x in groups]
 
-    def row(name: str, measure: str, given: tuple, answers: Answers) -> dict:
+    def row(name: str, measure: str, arguments: tuple, answers: Answers) -> dict:
         side = by_name[name]
         per_update = side.micro * side.accumulation * side.context
         rates = [per_update / seconds for seconds in answers.samples.get(measure, [])]

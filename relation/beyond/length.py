@@ -65,13 +65,13 @@ def token_nll(model: Decoder, windows: Tensor, piece: int) -> Tensor:
 
     One window at a time, whose logits are formed `piece` tokens at a time.
     """
-    found = []
+    rows = []
     for window in windows:
         states = model.states(window[None, :-1])[0].split(piece)
         pieces = zip(states, window[1:].split(piece), strict=True)
         nll = [F.cross_entropy(model.logits(s).float(), t, reduction="none") for s, t in pieces]
-        found.append(torch.cat(nll))
-    return torch.stack(found)
+        rows.append(torch.cat(nll))
+    return torch.stack(rows)
 
 
 def frozen_count(
@@ -91,12 +91,12 @@ def frozen_count(
     # A sum of ones may pass 1 by a rounding, and has no log-odds then.
     g = call(*inputs[:2], torch.ones_like(inputs[2]), lam, tau, **options).clamp(max=1)
     i = torch.arange(1, p1.shape[2] + 1, device=p1.device, dtype=wide)
-    less = lam.to(wide) * (i / context).clamp(min=1).log()
-    kept = torch.sigmoid(g.logit() + less[:, None])
+    shift = lam.to(wide) * (i / context).clamp(min=1).log()
+    frozen = torch.sigmoid(g.logit() + shift[:, None])
     # The first token has no history: 0 / 0.
-    y = torch.where(g > 0, kept / g, 0.0) * exchange
+    y = torch.where(g > 0, frozen / g, 0.0) * exchange
     if transport_self:
-        y = y + (1 - kept) * inputs[2]
+        y = y + (1 - frozen) * inputs[2]
     return y.to(info.dtype)
 
 
@@ -112,19 +112,19 @@ def length_rows(model: Decoder, windows: Tensor, context: int) -> Iterator[dict]
     """
     mixers = [block.mixer for block in model.blocks]
     calls = {m: m.call for m in mixers if isinstance(getattr(m, "lam", None), nn.Parameter)}
-    found = {"whole": token_nll(model, windows, context)}
+    nll_by_reading = {"whole": token_nll(model, windows, context)}
     changes = {"frozen": partial(frozen_count, context), "removed": without_count}
     for reading, change in changes.items() if calls else ():
         for mixer, call in calls.items():
             mixer.call = partial(change, call)
-        found[reading] = token_nll(model, windows, context)
+        nll_by_reading[reading] = token_nll(model, windows, context)
     for mixer, call in calls.items():
         mixer.call = call
     # A window's last token is the next one's first: (n contexts, T + 1).
     apart = windows.unfold(1, context + 1, context).flatten(0, 1)
-    found["apart"] = token_nll(model, apart, context).view(found["whole"].shape)
+    nll_by_reading["apart"] = token_nll(model, apart, context).view(nll_by_reading["whole"].shape)
     piece = math.ceil(context / PIECES)
-    for reading, nll in found.items():
+    for reading, nll in nll_by_reading.items():
         for place, part in enumerate(nll.double().cpu().split(piece, dim=1)):
             row = {"reading": reading, "first": place * piece, "count": part.numel()}
             yield row | {"nll": part.mean().item()}
@@ -143,10 +143,9 @@ def measure(
     with claim(run.device, runs_per_gpu) as device:
         model = load_model(checkpoint, device, Execution(**run.backends)).eval()
         tokens, end = open_tokens(data, "validation"), end_of_text_id(data)
-        given = (run.context, section.contexts, section.windows)
-        windows = longest_windows(tokens, end, *given)
+        windows = longest_windows(tokens, end, run.context, section.contexts, section.windows)
         with autocast(device, run.precision):
             long = torch.from_numpy(windows).to(device)
-            found = list(length_rows(model, long, run.context)) if len(windows) else []
-        known = records.key(run) | records.origin(section.hash(run), describe(device))
-        records.write(out / "lengths.parquet", "lengths", found, known)
+            rows = list(length_rows(model, long, run.context)) if len(windows) else []
+        shared = records.key(run) | records.origin(section.hash(run), describe(device))
+        records.write(out / "lengths.parquet", "lengths", rows, shared)

@@ -30,7 +30,7 @@ from relation.train.step import UpdateStep, autocast, build_optimizer, check_all
 from relation.variants import ModelConfig, parameter_count
 
 FILLER = 0
-# What the stream of uniform numbers is keyed by, beside a seed where there is one.
+# Keys of the streams of uniform numbers; training's has the seed too.
 _TRAINING, _VALIDATION, _TEST = 0, 1, 2
 
 
@@ -51,18 +51,18 @@ def distinct(drawn: np.random.Generator, rows: int, choices: int, count: int) ->
     What equals an earlier number of its row is drawn again. A number once held stays held, at that
     place or an earlier one, so this refuses what drawing one by one would refuse.
     """
-    found = (drawn.random((rows, count)) * choices).astype(np.int32)
-    waiting = np.arange(rows)
-    while len(waiting):
-        here = found[waiting]
-        order = np.argsort(here, axis=1, kind="stable")
-        equal = np.diff(np.take_along_axis(here, order, axis=1), axis=1) == 0
-        again = np.zeros(here.shape, bool)
-        np.put_along_axis(again, order[:, 1:], equal, axis=1)
-        here[again] = drawn.random(int(again.sum())) * choices
-        found[waiting] = here
-        waiting = waiting[again.any(axis=1)]
-    return found
+    numbers = (drawn.random((rows, count)) * choices).astype(np.int32)
+    pending = np.arange(rows)
+    while len(pending):
+        redrawn = numbers[pending]
+        order = np.argsort(redrawn, axis=1, kind="stable")
+        equal = np.diff(np.take_along_axis(redrawn, order, axis=1), axis=1) == 0
+        repeated = np.zeros(redrawn.shape, bool)
+        np.put_along_axis(repeated, order[:, 1:], equal, axis=1)
+        redrawn[repeated] = drawn.random(int(repeated.sum())) * choices
+        numbers[pending] = redrawn
+        pending = pending[repeated.any(axis=1)]
+    return numbers
 
 
 def query_slots(
@@ -85,19 +85,20 @@ def draw(recall: Recall, rows: int, *key: int) -> Sequences:
     """
     source, half = np.random.default_rng(key), recall.vocabulary // 2
     shape = (rows, len(recall.tasks), max(length for length, _ in recall.tasks))
-    whole = Sequences(*(np.full(shape, rest, np.int32) for rest in (FILLER, IGNORED, 0)))
+    sequences = Sequences(*(np.full(shape, filler, np.int32) for filler in (FILLER, IGNORED, 0)))
     for number, (length, pairs) in enumerate(recall.tasks):
-        inputs, targets, distances = (part[:, number, :length] for part in whole)
+        inputs, targets, distances = (part[:, number, :length] for part in sequences)
         start = 2 * pairs
         keys = 1 + distinct(source, rows, half - 1, pairs)
         values = half + distinct(source, rows, half, pairs)
         slots = query_slots(source, rows, (length - start) // 2, pairs, recall.gap_power)
-        at = start + 2 * slots  # positions of the queries, (rows, pairs)
+        queries = start + 2 * slots  # positions of the queries, (rows, pairs)
         inputs[:, 0:start:2], inputs[:, 1:start:2] = keys, values
-        np.put_along_axis(inputs, at, keys, axis=1)
-        np.put_along_axis(targets, at, values, axis=1)
-        np.put_along_axis(distances, at, (at - np.arange(0, start, 2)).astype(np.int32), axis=1)
-    return whole
+        np.put_along_axis(inputs, queries, keys, axis=1)
+        np.put_along_axis(targets, queries, values, axis=1)
+        back = queries - np.arange(0, start, 2)  # pair n has its key at 2 n
+        np.put_along_axis(distances, queries, back.astype(np.int32), axis=1)
+    return sequences
 
 
 @torch.no_grad()
@@ -120,10 +121,10 @@ def answer(
         with autocast(device, precision):
             states = model.states(inputs)[asked]
         logits = model.logits(states.float())  # BF16's would tie
-        wanted = targets[asked]
-        total += F.cross_entropy(logits, wanted, reduction="sum")
-        asked_here = asked.cpu().numpy().reshape(right[part].shape)
-        right[part][asked_here] = (logits.argmax(-1) == wanted).cpu().numpy()
+        labels = targets[asked]
+        total += F.cross_entropy(logits, labels, reduction="sum")
+        asked_places = asked.cpu().numpy().reshape(right[part].shape)
+        right[part][asked_places] = (logits.argmax(-1) == labels).cpu().numpy()
     nll = total.item() / int((sequences.targets != IGNORED).sum())
     return right, nll if math.isfinite(nll) else None
 
@@ -135,9 +136,9 @@ def _octaves(sequences: Sequences, right: np.ndarray, tasks) -> Iterator[dict]:
         asked = distances > 0
         octaves = 1 << np.floor(np.log2(distances[asked])).astype(np.int64)
         for octave in np.unique(octaves):
-            here = right[:, number][asked][octaves == octave]
+            answers = right[:, number][asked][octaves == octave]
             task = {"length": length, "pairs": pairs, "distance": int(octave)}
-            yield task | {"queries": len(here), "right": int(here.sum())}
+            yield task | {"queries": len(answers), "right": int(answers.sum())}
 
 
 def _trainer(
@@ -174,19 +175,19 @@ def _trainer(
 def rows_of(recall: Recall, device: torch.device, progress: Progress) -> Iterator[dict]:
     """A row a training, task and octave of distance, without campaign and origin."""
     validation, test = (draw(recall, recall.tested, key) for key in (_VALIDATION, _TEST))
-    asked = (validation.distances > 0).sum(axis=(0, 2))  # (tasks,)
-    how = (recall.sequences, device, recall.precision)
+    queries = (validation.distances > 0).sum(axis=(0, 2))  # (tasks,)
+    options = (recall.sequences, device, recall.precision)
     # The same at every rate and width.
     drawn = cache(lambda seed: draw(recall, recall.updates * recall.sequences, _TRAINING, seed))
 
-    def trained(train: Callable, width: int, seed: int, rate: float) -> list[dict]:
+    def training_rows(train: Callable, width: int, seed: int, rate: float) -> list[dict]:
         """The rows of one training."""
         began = time.perf_counter()
         model = train(seed, rate, drawn(seed))
-        (right, nll), (tested, _) = (answer(model, each, *how) for each in (validation, test))
-        accuracy = float((right.sum(axis=(0, 2)) / asked).mean())  # tasks weigh alike
+        (right, nll), (tested, _) = (answer(model, data, *options) for data in (validation, test))
+        accuracy = float((right.sum(axis=(0, 2)) / queries).mean())  # tasks weigh alike
         progress.advance(1, f"width {width}, rate {rate:.2g}, seed {seed}: {accuracy:.1%} right")
-        known = {
+        columns = {
             "mixer": recall.mixer,
             "layout": model.config.layout,
             "status": "PASS",
@@ -199,7 +200,7 @@ def rows_of(recall: Recall, device: torch.device, progress: Progress) -> Iterato
             "validation_nll": nll,
             "seconds": time.perf_counter() - began,
         }
-        return [known | counted for counted in _octaves(test, tested, recall.tasks)]
+        return [columns | counted for counted in _octaves(test, tested, recall.tasks)]
 
     def merit(rate: float) -> tuple[float, float]:
         nll = tried[rate][0]["validation_nll"]
@@ -208,12 +209,12 @@ def rows_of(recall: Recall, device: torch.device, progress: Progress) -> Iterato
     for config in recall.models:
         train, width = _trainer(recall, config, device), config.d_model
         first, *others = recall.seeds
-        tried = {rate: trained(train, width, first, rate) for rate in recall.learning_rates}
+        tried = {rate: training_rows(train, width, first, rate) for rate in recall.learning_rates}
         chosen = max(tried, key=merit)
         for rate, rows in tried.items():
             yield from (row | {"chosen": rate == chosen} for row in rows)
         for seed in others:
-            yield from (row | {"chosen": True} for row in trained(train, width, seed, chosen))
+            yield from (row | {"chosen": True} for row in training_rows(train, width, seed, chosen))
         if recall.compile:  # no width lends another compiled code
             torch.compiler.reset()
 
@@ -224,5 +225,5 @@ def run(recall: Recall, out: Path, runs_per_gpu: int = 1) -> None:
     with claim(recall.device, runs_per_gpu) as device:
         with Progress(f"recall {recall.mixer}", total, "trainings") as progress:
             rows = list(rows_of(recall, device, progress))
-        known = records.key(recall, "recall") | records.origin(recall.hash, describe(device))
-        records.write(out, "recall", rows, known)
+        shared = records.key(recall, "recall") | records.origin(recall.hash, describe(device))
+        records.write(out, "recall", rows, shared)
