@@ -16,10 +16,10 @@ class InputError(RelationError, ValueError):
     """Something the user gave, or a file on disk, cannot be used."""
 
 
-def check_among(name: Any, known: Collection, problem: str) -> None:
-    """Raise InputError, with the problem and all that is known, unless `name` is among it."""
-    if name not in known:
-        raise InputError(f"{problem}; choose among {', '.join(map(str, known)) or 'none'}")
+def check_among(name: Any, choices: Collection, problem: str) -> None:
+    """Raise InputError, with the problem and the choices, unless `name` is one of them."""
+    if name not in choices:
+        raise InputError(f"{problem}; choose among {', '.join(map(str, choices)) or 'none'}")
 
 
 class RunError(RelationError, RuntimeError):

@@ -47,18 +47,18 @@ def _lock(name: str) -> FileLock:
     return FileLock(Path(tempfile.gettempdir()) / f"relation-gpu-{name}.lock", mode=0o666)
 
 
-def _take(stack: ExitStack, locks: Iterable[FileLock], wanted: int) -> bool:
-    """Acquire so many of a GPU's locks into `stack`; none where fewer are free."""
-    with ExitStack() as taken:
+def _acquired(stack: ExitStack, locks: Iterable[FileLock], shares: int) -> bool:
+    """Acquire so many of a GPU's locks into `stack`, one a share; none where fewer are free."""
+    with ExitStack() as locked:
         count = 0
         for lock in locks:
-            if count < wanted:
+            if count < shares:
                 with suppress(Timeout):
-                    taken.enter_context(lock.acquire(timeout=0))
+                    locked.enter_context(lock.acquire(timeout=0))
                     count += 1
-        if count == wanted:
-            stack.push(taken.pop_all())
-        return count == wanted
+        if count == shares:
+            stack.push(locked.pop_all())
+        return count == shares
 
 
 @contextmanager
@@ -69,22 +69,22 @@ def gpu_lock(count: int = 1, runs_per_gpu: int = 1) -> Iterator[list[int]]:
     half of what both need. Raises InputError where the machine has fewer.
     """
     torch_device("cuda")
-    present = torch.cuda.device_count()
-    if present < count:
-        raise InputError(f"{count} processes need {count} GPUs and PyTorch sees {present} here")
+    available = torch.cuda.device_count()
+    if available < count:
+        raise InputError(f"{count} processes need {count} GPUs and PyTorch sees {available} here")
     # By identifier: CUDA_VISIBLE_DEVICES gives one GPU different indices in different jobs.
-    names = [torch.cuda.get_device_properties(i).uuid for i in range(present)]
+    names = [torch.cuda.get_device_properties(i).uuid for i in range(available)]
     locks = [[_lock(f"{name}-{share}") for share in range(_SHARES)] for name in names]
     waits = False
     while True:
-        held: list[int] = []
+        indices: list[int] = []
         with ExitStack() as stack:
             with _lock("claim"):  # one job at a time looks for free ones
-                for index, own in enumerate(locks):
-                    if len(held) < count and _take(stack, own, _SHARES // runs_per_gpu):
-                        held.append(index)
-            if len(held) == count:
-                yield held
+                for index, shares in enumerate(locks):
+                    if len(indices) < count and _acquired(stack, shares, _SHARES // runs_per_gpu):
+                        indices.append(index)
+            if len(indices) == count:
+                yield indices
                 return
         if not waits:
             print(f"waiting for {count} free GPUs", file=sys.stderr)
@@ -109,13 +109,13 @@ def claim(name: str, runs_per_gpu: int = 1, empty: bool = False) -> Iterator[tor
 
 
 @contextmanager
-def deterministic_algorithms(wanted: bool) -> Iterator[None]:
-    """Where wanted, PyTorch runs only algorithms that give the same bits every time.
+def deterministic_algorithms(enabled: bool) -> Iterator[None]:
+    """Where enabled, PyTorch runs only algorithms that give the same bits every time.
 
     Enter it before the first CUDA call: cuBLAS reads its workspace's size once. An operation
     without such an algorithm raises RuntimeError.
     """
-    if not wanted:
+    if not enabled:
         yield
         return
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

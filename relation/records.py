@@ -79,8 +79,8 @@ def _kinds() -> dict[str, pa.Schema]:
     with Path(__file__).with_name("columns.csv").open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
             name, about = row["column"], {"unit": row["unit"], "description": row["meaning"]}
-            of = _TYPES.get(row["type"])
-            added = [pa.field(name, of, metadata=about)] if of else groups[name]
+            arrow_type = _TYPES.get(row["type"])
+            added = [pa.field(name, arrow_type, metadata=about)] if arrow_type else groups[name]
             groups.setdefault(row["kind"], []).extend(added)
     return {kind: pa.schema(groups[kind] + groups["origin"]) for kind in UNITS}
 
@@ -91,7 +91,7 @@ PACKAGES = ("torch", "triton", "numpy", "pyarrow", "tokenizers", "datasets")
 
 @contextmanager
 def atomic(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path`; on success it replaces `path`, else it is removed.
+    """Yield a temporary path next to `path`; on success it replaces `path`, else it is removed.
 
     A crash leaves the old file or the new one, whole. Raises RunError where the disk is full.
     """
@@ -113,7 +113,7 @@ def atomic(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def held(path: Path, what: str) -> Iterator[None]:
+def held(path: Path, job: str) -> Iterator[None]:
     """Hold the lock file `path`. Raises RunError where another process holds it.
 
     A killed process leaves no lock behind.
@@ -125,7 +125,7 @@ def held(path: Path, what: str) -> Iterator[None]:
             yield
     except Timeout:
         raise RunError(
-            f"{what} is already running in another process; wait for it or stop it"
+            f"{job} is already running in another process; wait for it or stop it"
         ) from None
 
 
@@ -173,39 +173,39 @@ def write(
     path: Path,
     kind: str,
     rows: pd.DataFrame | Sequence[Mapping[str, Any]],
-    known: Mapping[str, Any] | None = None,
+    shared: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write rows of a kind atomically, each with what is `known` of all: key and origin.
+    """Write rows of a kind atomically, each with the `shared` columns of all: key and origin.
 
     Raises InputError where a column is missing or unknown, ArrowException for another type.
     """
-    layout, given = KINDS[kind], dict(known or {})
+    layout, values = KINDS[kind], dict(shared or {})
     if isinstance(rows, pd.DataFrame):
-        found = [{*rows.columns, *given}]
+        column_sets = [{*rows.columns, *values}]
     else:
-        rows = [{**row, **given} for row in rows]
-        found = [set(row) for row in rows]
-    for names in found:
+        rows = [{**row, **values} for row in rows]
+        column_sets = [set(row) for row in rows]
+    for names in column_sets:
         if odd := sorted(names ^ set(layout.names)):
             raise InputError(f"{path}: rows and columns of {kind} differ in {', '.join(odd)}")
     if isinstance(rows, pd.DataFrame):
-        table = pa.Table.from_pandas(rows.assign(**given), layout, preserve_index=False)
+        table = pa.Table.from_pandas(rows.assign(**values), layout, preserve_index=False)
     else:
         table = pa.Table.from_pylist(rows, layout)
-    split = {}  # floats byte by byte, the rest in dictionaries: the smallest of Parquet's ways
-    for name, of in zip(layout.names, layout.types, strict=True):
-        if pa.types.is_floating(of):
-            split[name] = "BYTE_STREAM_SPLIT"
-        elif pa.types.is_list(of) and pa.types.is_floating(of.value_type):
-            split[f"{name}.list.element"] = "BYTE_STREAM_SPLIT"
+    encodings = {}  # floats byte by byte, the rest in dictionaries: the smallest of Parquet's ways
+    for name, arrow_type in zip(layout.names, layout.types, strict=True):
+        if pa.types.is_floating(arrow_type):
+            encodings[name] = "BYTE_STREAM_SPLIT"
+        elif pa.types.is_list(arrow_type) and pa.types.is_floating(arrow_type.value_type):
+            encodings[f"{name}.list.element"] = "BYTE_STREAM_SPLIT"
     with atomic(path) as temporary, temporary.open("wb") as file:
         pq.write_table(
             table.replace_schema_metadata(None),
             file,
             compression="zstd",
             compression_level=19,
-            column_encoding=split or None,
-            use_dictionary=[name for name in layout.names if name not in split],
+            column_encoding=encodings or None,
+            use_dictionary=[name for name in layout.names if name not in encodings],
             write_statistics=False,
             write_page_checksum=True,
         )
@@ -277,13 +277,13 @@ def check_pairs(runs: pd.DataFrame) -> None:
     """
     pairs = runs[runs["variant"].isin(["mha", "full"]) & runs["final_nll"].notna()]
     separate = pairs["specification"].str.contains('"init_key"', regex=False, na=False)
-    kept = ("order_hash", "data", pairs), ("init_hash", "initial weights", pairs[~separate])
-    for column, what, of in kept:
-        for (*names, seed), group in of.groupby(["campaign", "scale", "variation", "seed"]):
+    comparisons = ("order_hash", "data", pairs), ("init_hash", "initial weights", pairs[~separate])
+    for column, label, rows in comparisons:
+        for (*names, seed), group in rows.groupby(["campaign", "scale", "variation", "seed"]):
             if group[column].nunique(dropna=False) > 1:
                 hashes = ", ".join(group["variant"] + " " + group[column].fillna("none").str[:12])
                 raise InputError(
-                    f"mha and full of {'/'.join(names)} seed {seed} had different {what} "
+                    f"mha and full of {'/'.join(names)} seed {seed} had different {label} "
                     f"({hashes}); delete the older run and repeat it"
                 )
 
@@ -302,16 +302,16 @@ def collect(folder: Path, planned: Mapping[str, str], hashes: Collection[str] = 
             if not (folder / name).exists():
                 continue
             rows = read(folder / name, kind)
-            if found := set(rows["hash"]) - {planned[name]}:
+            if foreign := set(rows["hash"]) - {planned[name]}:
                 raise InputError(
-                    f"{folder / name} was made as {found.pop()}, now planned is {planned[name]}; "
+                    f"{folder / name} was made as {foreign.pop()}, now planned is {planned[name]}; "
                     "delete it and run snakemake"
                 )
             frames.append(rows)
         if hashes:
-            made = {hash for rows in frames for hash in rows["hash"]}
+            made_hashes = {hash for rows in frames for hash in rows["hash"]}
             rows = _stored(shipped, kind)
-            frames.append(rows[rows["hash"].isin(set(hashes) - made)])
+            frames.append(rows[rows["hash"].isin(set(hashes) - made_hashes)])
         write(folder / f"{kind}.parquet", kind, _joined(frames))
 
 
@@ -324,8 +324,8 @@ def _joined(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
 def published_hashes(kind: str = "runs", campaign: str = "*") -> frozenset[str]:
     """The hashes of the published rows of a kind: these jobs are done."""
     paths = sorted((RESULTS / "published").glob(f"{campaign}/{kind}.parquet"))
-    found = [pc.unique(_table(path, kind, ["hash"])["hash"]).to_pylist() for path in paths]
-    return frozenset(hash for hashes in found for hash in hashes)
+    columns = [_table(path, kind, ["hash"])["hash"] for path in paths]
+    return frozenset(hash for column in columns for hash in pc.unique(column).to_pylist())
 
 
 def merge(
@@ -338,16 +338,16 @@ def merge(
     """
     key = UNITS[kind]
     rows = [frame[[*key, "hash", "created"]].fillna("") for frame in (old, new)]
-    before, after = (each.drop_duplicates(key) for each in rows)
-    jobs = after.merge(before, "left", key, suffixes=("", "_before"), indicator="found")
-    known, others = jobs["found"] == "both", jobs["hash"] != jobs["hash_before"]
-    refused = known & others & (kind != "models")
-    replaced = known & ~refused & (others | (jobs["created"] != jobs["created_before"]))
+    before, after = (frame.drop_duplicates(key) for frame in rows)
+    jobs = after.merge(before, "left", key, suffixes=("", "_before"), indicator=True)
+    published, differs = jobs["_merge"] == "both", jobs["hash"] != jobs["hash_before"]
+    refused = published & differs & (kind != "models")
+    replaced = published & ~refused & (differs | (jobs["created"] != jobs["created_before"]))
     names = jobs[key].astype(str).agg("/".join, axis=1) if len(jobs) else jobs["hash"]
-    changes = {"added": ~known, "replaced": replaced, "refused": refused}
-    taken = pd.MultiIndex.from_frame(jobs.loc[~refused, key])
-    replaces, comes = (pd.MultiIndex.from_frame(each[key]).isin(taken) for each in rows)
-    return _joined([old[~replaces], new[comes]]), {n: [*names[of]] for n, of in changes.items()}
+    changes = {"added": ~published, "replaced": replaced, "refused": refused}
+    accepted = pd.MultiIndex.from_frame(jobs.loc[~refused, key])
+    in_old, in_new = (pd.MultiIndex.from_frame(frame[key]).isin(accepted) for frame in rows)
+    return _joined([old[~in_old], new[in_new]]), {c: [*names[mask]] for c, mask in changes.items()}
 
 
 def publish(campaign: str) -> list[str]:
@@ -356,7 +356,7 @@ def publish(campaign: str) -> list[str]:
     Flow maps are published for the first seed of a scale and variation. To repeat it is safe.
     """
     source, target = RESULTS / campaign, RESULTS / "published" / campaign
-    merged, said = {}, []
+    merged, lines = {}, []
     with held(source / "work" / "publish.lock", f"publish of {campaign}"):
         for kind, new in load(source).items():
             if new.empty:
@@ -366,12 +366,12 @@ def publish(campaign: str) -> list[str]:
                 first = rows.groupby(["scale", "variation"])["seed"].transform("min")
                 rows = rows[rows["seed"] == first]
             merged[kind] = rows
-            said.append(f"{kind}: " + ", ".join(f"{len(jobs)} {w}" for w, jobs in changes.items()))
-            said += [f"  {job} stays: another specification" for job in changes["refused"]]
+            lines.append(f"{kind}: " + ", ".join(f"{len(jobs)} {w}" for w, jobs in changes.items()))
+            lines += [f"  {job} stays: another specification" for job in changes["refused"]]
         if not merged:
             raise InputError(f"{source} holds no collected records; run snakemake first")
         check_pairs(merged.get("runs", read([], "runs")))
         for kind, rows in merged.items():
             write(target / f"{kind}.parquet", kind, rows)
         published_hashes.cache_clear()
-    return said
+    return lines

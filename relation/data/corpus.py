@@ -80,30 +80,30 @@ def _text_files(path: str) -> dict[str, list[Path]]:
     """The files of a local corpus by split, in name order."""
     root = Path(path)
     if not root.exists():
-        how = "make it with tools/make_corpus.py" if root in _MADE else "give a file or a folder"
-        raise InputError(f"corpus {root} does not exist; {how}")
+        remedy = "make it with tools/make_corpus.py" if root in _MADE else "give a file or a folder"
+        raise InputError(f"corpus {root} does not exist; {remedy}")
     files = [root] if root.is_file() else sorted(p for p in root.rglob("*") if p.is_file())
-    found: dict[str, list[Path]] = {"train": [], "validation": []}
+    by_split: dict[str, list[Path]] = {"train": [], "validation": []}
     for file in (file for file in files if file.suffix in _READERS):
-        found["validation" if file.stem.startswith("validation") else "train"].append(file)
-    if not found["train"]:
-        held = "only validation" if found["validation"] else f"no {' or '.join(_READERS)}"
-        raise InputError(f"corpus {root} holds {held} files; add files to train on")
-    return found
+        by_split["validation" if file.stem.startswith("validation") else "train"].append(file)
+    if not by_split["train"]:
+        content = "only validation" if by_split["validation"] else f"no {' or '.join(_READERS)}"
+        raise InputError(f"corpus {root} holds {content} files; add files to train on")
+    return by_split
 
 
 def _last_tenth(path: Path, split: str) -> Iterator[str]:
     """One text file's documents, of which the last tenth by characters validates."""
-    size, at = sum(map(len, read_texts(path))), 0
-    bound = size - size // 10
+    characters, position = sum(map(len, read_texts(path))), 0
+    bound = characters - characters // 10
     for text in read_texts(path):
-        cut = min(max(bound - at, 0), len(text))
-        at += len(text)
+        cut = min(max(bound - position, 0), len(text))
+        position += len(text)
         if part := text[:cut] if split == "train" else text[cut:]:
             yield part
 
 
-def _local(path: str) -> dict[str, Iterator[str] | None]:
+def _local_documents(path: str) -> dict[str, Iterator[str] | None]:
     """A local corpus's documents by split; None for a split that has no texts of its own."""
     files = _text_files(path)
     if files["train"] == [Path(path)] and path.endswith(".txt"):
@@ -119,7 +119,7 @@ def fingerprint(path: str) -> str:
     files in the same order are the same corpus. Texts without a word are refused.
     """
     whole, has_words = "", False
-    for split, documents in _local(path).items():
+    for split, documents in _local_documents(path).items():
         if documents is None:
             continue
         digest = hashlib.sha256()
@@ -177,7 +177,7 @@ def _shuffled_pieces(documents: Iterator[str], characters: int) -> Iterator[str]
         yield pieces[place].decode()
 
 
-def _hub(stream: dict, split: str) -> Iterator[str]:
+def _hub_documents(stream: dict, split: str) -> Iterator[str]:
     """The documents of a data set of the hub."""
     import datasets
 
@@ -187,16 +187,16 @@ def _hub(stream: dict, split: str) -> Iterator[str]:
         # `datasets` runs no code of the repository: version 4 removed loading scripts.
         rows = iter(datasets.load_dataset(path, name, split=split, **options))
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        first = str(error).partition("\n")[0]
-        what = f"data set {path} ({name or 'default'}, {split})"
-        raise InputError(f"{what} cannot be loaded: {first}") from None
+        message = str(error).partition("\n")[0]
+        data_set = f"data set {path} ({name or 'default'}, {split})"
+        raise InputError(f"{data_set} cannot be loaded: {message}") from None
     while True:
         try:
             row = next(rows, None)
         except Exception as error:  # what the transports of `datasets` raise has no base
-            first = (str(error).splitlines() or [""])[0]
+            message = (str(error).splitlines() or [""])[0]
             raise RunError(
-                f"the download of {path} broke off ({type(error).__name__}: {first}); "
+                f"the download of {path} broke off ({type(error).__name__}: {message}); "
                 "run the same command again"
             ) from error
         if row is None:
@@ -211,19 +211,19 @@ def document_streams(data: Data, split: str) -> list[Iterator[str]]:
     held_out, modulus = split == "validation", data.validation_modulus or _MODULUS
     if data.path is None:
         by_hash = data.validation_modulus is not None
-        texts = [_hub(s, "train" if by_hash else split) for s in data.source["streams"]]
+        streams = [_hub_documents(s, "train" if by_hash else split) for s in data.source["streams"]]
     else:
-        local = _local(data.path)
+        local = _local_documents(data.path)
         by_hash = local["validation"] is None
-        texts = [local["train" if by_hash else split]]
+        streams = [local["train" if by_hash else split]]
     if by_hash:
-        texts = [(t for t in each if is_held_out(t, modulus) == held_out) for each in texts]
+        streams = [(t for t in texts if is_held_out(t, modulus) == held_out) for texts in streams]
     if data.document_characters is not None:
-        texts = [_shuffled_pieces(each, data.document_characters) for each in texts]
-    return texts
+        streams = [_shuffled_pieces(texts, data.document_characters) for texts in streams]
+    return streams
 
 
-def _sample(data: Data) -> Iterator[str]:
+def _tokenizer_texts(data: Data) -> Iterator[str]:
     """Training documents for the tokenizer, the streams in turn, up to the character limit."""
     rounds = zip_longest(*document_streams(data, "train"))  # None where a stream has ended
     characters = 0
@@ -247,13 +247,13 @@ def unigram_entropy(tokens: np.ndarray) -> float:
 def _check_size(data: Data, split: str, sizes: Iterable[int]) -> None:
     """Refuse a split that is too small for its readers; sizes: of its parts, read until enough."""
     diagnosed = data.diagnosed_tokens if split == "validation" else 0
-    least, found = max(data.largest_context + 1, diagnosed), 0
+    least, total = max(data.largest_context + 1, diagnosed), 0
     for size in sizes:
-        found += size
-        if found >= least:
+        total += size
+        if total >= least:
             return
     raise InputError(
-        f"{data.title} ({data.name}): the {split} split holds {found:,} tokens, fewer than the "
+        f"{data.title} ({data.name}): the {split} split holds {total:,} tokens, fewer than the "
         f"{least:,} that its longest window or the diagnostics read; give more text"
         + (", or a file named validation*" if split == "validation" else "")
     )
@@ -277,16 +277,16 @@ def prepare(data: Data, folder: Path) -> None:
     """
     work = folder.with_name(f".{folder.name}")
     with records.held(folder.with_name(f".{folder.name}.lock"), data.name):
-        found = None if data.path is None else fingerprint(data.path)
-        if data.fingerprint not in (None, found):
+        texts_hash = None if data.path is None else fingerprint(data.path)
+        if data.fingerprint not in (None, texts_hash):
             raise InputError(
-                f"corpus {data.path} has fingerprint {found}, the configuration says "
+                f"corpus {data.path} has fingerprint {texts_hash}, the configuration says "
                 f"{data.fingerprint}; restore those texts or choose another corpus"
             )
         shutil.rmtree(work, ignore_errors=True)
         work.mkdir(parents=True)
         print(f"{data.name}: training a tokenizer of {data.vocabulary} entries", file=sys.stderr)
-        tokenizer = train_tokenizer(_sample(data), data.vocabulary, data.name)
+        tokenizer = train_tokenizer(_tokenizer_texts(data), data.vocabulary, data.name)
         tokenizer.save(str(work / "tokenizer.json"), pretty=False)
         rows = []
         for split in SPLITS:
@@ -297,12 +297,11 @@ def prepare(data: Data, folder: Path) -> None:
                 os.fsync(file.fileno())
             _check_size(data, split, [counts["tokens"]])
             entropy = unigram_entropy(np.memmap(path, TOKEN_TYPE, mode="r"))
-            hashes = {"sha256": sha256_of(path), "fingerprint": found}
+            hashes = {"sha256": sha256_of(path), "fingerprint": texts_hash}
             rows.append({"split": split, **counts, "unigram_entropy": entropy, **hashes})
         folder.mkdir(exist_ok=True)
         for path in work.iterdir():
             path.replace(folder / path.name)
-        known = {"campaign": data.campaign, "corpus": data.corpus, "vocabulary": data.vocabulary}
-        known |= records.origin(data.hash, "cpu")
-        records.write(folder / "data.parquet", "data", rows, known)
+        shared = records.key(data, "data") | records.origin(data.hash, "cpu")
+        records.write(folder / "data.parquet", "data", rows, shared)
         shutil.rmtree(work)

@@ -103,17 +103,17 @@ def encode(
             lengths = np.array([len(e.ids) + 1 for e in encoded], np.int64)
             room = int(lengths.sum()) if limit is None else limit - tokens
             starts = np.cumsum(lengths) - lengths
-            kept = int(np.searchsorted(starts, room))
+            fitting = int(np.searchsorted(starts, room))
             ids = np.fromiter(
-                chain.from_iterable(chain(e.ids, (end,)) for e in encoded[:kept]), TOKEN_TYPE
+                chain.from_iterable(chain(e.ids, (end,)) for e in encoded[:fitting]), TOKEN_TYPE
             )
             file.write(ids[:room].tobytes())
-            characters += sum(map(len, parts[:kept]))
+            characters += sum(map(len, parts[:fitting]))
             if len(ids) > room:  # the limit cuts the last document
-                cut = ids[int(starts[kept - 1]) : room].tolist()
-                characters += len(tokenizer.decode(cut)) - len(parts[kept - 1])
+                cut = ids[int(starts[fitting - 1]) : room].tolist()
+                characters += len(tokenizer.decode(cut)) - len(parts[fitting - 1])
             tokens += len(ids[:room])
-            documents += kept
+            documents += fitting
             shares[turn] += len(ids[:room])
             progress.update(len(ids[:room]))
     return {"tokens": tokens, "documents": documents, "characters": characters}

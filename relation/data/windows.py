@@ -72,10 +72,10 @@ def plan_updates(budget: int, tokens_per_update: int, context: int) -> list[Upda
     It trains the rest of the budget on its own windows, the last one truncated.
     """
     per_update = tokens_per_update // context
-    full, rest = divmod(budget, tokens_per_update)
+    full, remainder = divmod(budget, tokens_per_update)
     updates = [Update(i, i * per_update, per_update, tokens_per_update) for i in range(full)]
-    if rest:
-        updates.append(Update(full, full * per_update, -(-rest // context), rest))
+    if remainder:
+        updates.append(Update(full, full * per_update, -(-remainder // context), remainder))
     return updates
 
 

@@ -39,28 +39,29 @@ def encode(entries: np.ndarray) -> np.ndarray:
     return np.clip(codes, 0, _TOP).astype(np.uint8)
 
 
-def _short(values: np.ndarray) -> np.ndarray:
+def _rounded(values: np.ndarray) -> np.ndarray:
     """FP32 rounded to 11 bits of mantissa, to within 1/4096: the zeros behind them compress."""
     bits = values.astype(np.float32).view(np.uint32)
     return ((bits + 0x800) & 0xFFFFF000).view(np.float32)
 
 
-def _note(layer: Layer, found: dict[str, list[dict]]) -> None:
+def _add_rows(layer: Layer, rows: dict[str, list[dict]]) -> None:
     """Add a layer's rows of the kinds flow, curves and maps, without their key."""
-    at = {"layer": layer.index}
     for reading in layer.readings:
-        for metric, values in reading.values.items():
-            known = at | {"length": reading.length, "count": reading.count, "metric": metric}
+        columns = {"layer": layer.index, "length": reading.length}
+        for metric, values in reading.values.items():  # (sequences, H)
+            columns |= {"count": reading.count, "metric": metric}
             for (sequence, head), value in np.ndenumerate(values.numpy()):
                 row = {"sequence": sequence, "head": head, "value": float(value)}
-                found["flow"].append(known | row)
-        for curve, values in reading.curves.items():
-            mean = _short(values.mean((0, 1)).numpy())
-            found["curves"].append(at | {"curve": curve, "length": reading.length, "values": mean})
+                rows["flow"].append(columns | row)
+        for curve, values in reading.curves.items():  # (sequences, H, T)
+            mean = _rounded(values.mean((0, 1)).numpy())
+            row = {"layer": layer.index, "length": reading.length, "curve": curve}
+            rows["curves"].append(row | {"values": mean})
     # Of the first sequence, (H, T, T).
     for head, flow in enumerate(pooled(layer.flow[0]).cpu().numpy()):
-        row = {"head": head, "length": layer.flow.shape[-1], "side": len(flow)}
-        found["maps"].append(at | row | {"codes": encode(flow).tobytes()})
+        row = {"layer": layer.index, "head": head, "length": layer.flow.shape[-1]}
+        rows["maps"].append(row | {"side": len(flow), "codes": encode(flow).tobytes()})
 
 
 def diagnose(run: Run, data: Path, checkpoint: Path, out: Path, runs_per_gpu: int = 1) -> None:
@@ -81,11 +82,11 @@ def diagnose(run: Run, data: Path, checkpoint: Path, out: Path, runs_per_gpu: in
             raise InputError(f"{run.name}: {data} is of another tokenizer; prepare the run's own")
         mask = document_mask(run.document_mask, data)
         layers = read_layers(model, to_device(sequences, device), *lengths, mask)
-        found: dict[str, list[dict]] = {"flow": [], "curves": [], "maps": []}
+        rows_by_kind: dict[str, list[dict]] = {"flow": [], "curves": [], "maps": []}
         with Progress(f"diagnose {run.name}", model.config.layers, "layers") as progress:
             for layer in layers:
-                _note(layer, found)
+                _add_rows(layer, rows_by_kind)
                 progress.advance(1)
-        known = records.key(run) | records.origin(run.flow_hash, describe(device))
-        for kind, rows in found.items():
-            records.write(out / f"{kind}.parquet", kind, rows, known)
+        shared = records.key(run) | records.origin(run.flow_hash, describe(device))
+        for kind, rows in rows_by_kind.items():
+            records.write(out / f"{kind}.parquet", kind, rows, shared)

@@ -89,9 +89,9 @@ def stable_rank(sigma: Tensor) -> Tensor:
 
 def energy_dims(sigma: Tensor, fraction: float) -> Tensor:
     """Fewest leading singular directions that hold `fraction`, in (0, 1], of the energy; int64."""
-    held = sigma.double().square().cumsum(-1) / _energy(sigma)[..., None]
-    # Rounding can leave the whole sum a little short of 1: then all directions are needed.
-    return ((held < fraction).sum(-1) + 1).clamp(max=sigma.shape[-1])
+    share = sigma.double().square().cumsum(-1) / _energy(sigma)[..., None]
+    # Rounding can leave the whole sum a little short of 1: then all T directions are needed.
+    return ((share < fraction).sum(-1) + 1).clamp(max=sigma.shape[-1])
 
 
 def top_energy(sigma: Tensor) -> Tensor:
@@ -128,7 +128,7 @@ def read_flow(flow: Tensor, places: Tensor | None = None) -> Reading:
     for first in SINKS:
         values[f"sink_{first}"] = by_source[..., :first].sum(-1)
     curves = {"self": flow.diagonal(dim1=-2, dim2=-1), "distance": by_distance}
-    return Reading(_small(values), _small(curves), length, length)
+    return Reading(_on_host(values), _on_host(curves), length, length)
 
 
 def read_spectrum(flow: Tensor) -> Reading:
@@ -141,10 +141,10 @@ def read_spectrum(flow: Tensor) -> Reading:
         "dims_95": energy_dims(sigma, 0.95),
         "top_singular_energy": top_energy(sigma),
     }
-    return Reading(_small(values), _small({"sigma": sigma}), flow.shape[-1], 1)
+    return Reading(_on_host(values), _on_host({"sigma": sigma}), flow.shape[-1], 1)
 
 
-def _small(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def _on_host(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.double().cpu() for name, tensor in tensors.items()}
 
 
