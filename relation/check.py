@@ -49,7 +49,7 @@ _LARGEST_SCALE_ERROR = 0.01
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
-    """Of lambda, angles and retention beside states of `dtype`: FP32 at least."""
+    """The dtype of lambda, angles and retention where states have `dtype`: FP32 at least."""
     return torch.promote_types(dtype, torch.float32)
 
 
@@ -69,13 +69,13 @@ def deviations(
     """
     drawn: dict[tuple[Any, int], list[Tensor]] = {}
     for results in draws:
-        for name, (found, yardstick, truth) in results.items():
-            x = torch.stack((found.double() - truth, yardstick.double() - truth, truth.double()))
+        for name, (result, yardstick, truth) in results.items():
+            x = torch.stack((result.double() - truth, yardstick.double() - truth, truth.double()))
             x = x.view(3, -1)  # (3, numbers): the error, the yardstick's and the truth
             moments = torch.stack((x.square().sum(1), x.abs().amax(1), x @ x[2]), dim=1)
             drawn.setdefault((name, truth.numel()), []).append(moments)  # (3, 3)
-    for (name, elements), each in drawn.items():
-        squares, largest, products = torch.stack(each).cpu().unbind(-1)  # (draws, 3) each
+    for (name, elements), per_draw in drawn.items():
+        squares, largest, products = torch.stack(per_draw).cpu().unbind(-1)  # (draws, 3) each
         sizes = {"RMS": (squares.mean(0) / elements).sqrt()}
         if elements >= _FEWEST_FOR_LARGEST or not scales:
             sizes["largest"] = largest.amax(0)
@@ -96,15 +96,15 @@ def deviations(
 
 
 def _results(
-    form: Operator, given: Sequence[Tensor], wanted: Sequence[Tensor], dtype: torch.dtype
+    form: Operator, inputs: Sequence[Tensor], grad_outputs: Sequence[Tensor], dtype: torch.dtype
 ) -> list[Tensor]:
     """An operator's outputs on three states of `dtype` and a parameter, and their gradients."""
-    kinds = (dtype, dtype, dtype, _wide(dtype))
-    leaves = [x.to(k, copy=True).requires_grad_() for x, k in zip(given, kinds, strict=True)]
-    found = form(*leaves)
-    found = found if isinstance(found, tuple) else (found,)
-    into = [w.to(x.dtype) for w, x in zip(wanted, found, strict=True)]
-    return [x.detach() for x in (*found, *torch.autograd.grad(found, leaves, into))]
+    dtypes = (dtype, dtype, dtype, _wide(dtype))
+    leaves = [x.to(d, copy=True).requires_grad_() for x, d in zip(inputs, dtypes, strict=True)]
+    outputs = form(*leaves)
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    cast_grads = [dy.to(y.dtype) for dy, y in zip(grad_outputs, outputs, strict=True)]
+    return [x.detach() for x in (*outputs, *torch.autograd.grad(outputs, leaves, cast_grads))]
 
 
 def exactness(
@@ -122,12 +122,12 @@ def exactness(
         # Stored (B, T, H, D), as in a model.
         stored = torch.randn(4, 1, length, heads, width, device=device, generator=generator)
         *states, dy = stored.to(dtype).transpose(2, 3)
-        given = (*states, torch.tensor(ModelConfig.lambda_init, device=device)), (dy,)
+        inputs = (*states, torch.tensor(ModelConfig.lambda_init, device=device))
         # Uninitialised memory then holds NaN, else it could hold what an earlier launch got right.
         with deterministic_algorithms(True):
-            ours = _results(operator, *given, dtype)
-        exact = (_results(full_relation, *given, kind) for kind in (dtype, torch.float64))
-        return dict(zip(names, zip(ours, *exact, strict=True), strict=True))
+            results = _results(operator, inputs, (dy,), dtype)
+        exact = (_results(full_relation, inputs, (dy,), d) for d in (dtype, torch.float64))
+        return dict(zip(names, zip(results, *exact, strict=True), strict=True))
 
     return deviations((draw() for _ in range(draws)), dtype)
 
@@ -157,16 +157,16 @@ def identity_errors(operator: Operator, dtype: torch.dtype, device: torch.device
     """
     p1, p2, info = _draw("identity", 2, device, 3).to(dtype)
     unit = torch.eye(info.shape[-1], dtype=dtype, device=device).expand_as(info).contiguous()
-    lam, other = torch.tensor([ModelConfig.lambda_init, -1.0], dtype=_wide(dtype), device=device)
-    flows = [operator(p1, p2, unit, each).double() for each in (lam, other)]
+    lambdas = torch.tensor([ModelConfig.lambda_init, -1.0], dtype=_wide(dtype), device=device)
+    flows = [operator(p1, p2, unit, lam).double() for lam in lambdas]
     exchange = [flow.tril(-1)[:, :, 1:] for flow in flows]
     allocations = [x / x.sum(-1, keepdim=True) for x in exchange]
-    own = flows[0].diagonal(dim1=-2, dim2=-1)
-    first = (operator(p1, p2, info, lam) - info)[:, :, 0]
+    diagonal = flows[0].diagonal(dim1=-2, dim2=-1)
+    first_token = (operator(p1, p2, info, lambdas[0]) - info)[:, :, 0]
     errors = {
-        "F_ii + g_i = 1": own + exchange_gate(p1, p2, lam) - 1,
+        "F_ii + g_i = 1": diagonal + exchange_gate(p1, p2, lambdas[0]) - 1,
         "the count correction leaves the allocation": allocations[0] - allocations[1],
-        "the first token's output is its information": first,
+        "the first token's output is its information": first_token,
     }
     return {name: error.abs().max().item() for name, error in errors.items()}
 
@@ -184,10 +184,10 @@ def mixing_errors(mix: Operator, dtype: torch.dtype, device: torch.device) -> di
     largest = []
     for layer in (0, 1):
         mixed = mix(info, theta, layer)
-        (back,) = torch.autograd.grad(mixed, info, mixed.detach())
+        (undone,) = torch.autograd.grad(mixed, info, mixed.detach())
         M = mixed.detach().double()[0, :, :, 0]  # (H, H)
-        off = M.mT @ M - unit
-        errors = (off.diagonal(), off, back.double()[0, :, :, 0] - unit)
+        residual = M.mT @ M - unit
+        errors = (residual.diagonal(), residual, undone.double()[0, :, :, 0] - unit)
         largest.append(torch.stack([error.abs().max() for error in errors]))
     names = ("mixing keeps lengths", "mixing keeps inner products", "the transpose undoes mixing")
     # By PyTorch's maximum: Python's loses what is no number.
@@ -201,12 +201,12 @@ def expanded(p1: Tensor, p2: Tensor, info: Tensor, g: Tensor) -> tuple[Tensor, T
     """
     S = torch.sigmoid((p1 * p2).sum(-1, keepdim=True) / (ModelConfig.tau * p1.shape[-1] ** 0.5))
     read, write = S * F.normalize(p1, dim=-1), S * F.normalize(p2, dim=-1)
-    since = g.cumsum(2)
-    between = since[:, :, :, None] - since[:, :, None]  # (B, H, t, j, D)
-    history = torch.ones(between.shape[2:4], device=g.device).tril(-1).bool()[..., None]
-    kept = between.masked_fill(~history, -torch.inf).exp()
-    exchange = torch.einsum("bhtd,bhtjd,bhjd,bhje->bhte", read, kept, write, info)
-    remains = (since[:, :, -1:] - since).exp() * write
+    cumulative = g.cumsum(2)
+    log_retained = cumulative[:, :, :, None] - cumulative[:, :, None]  # (B, H, t, j, D)
+    history = torch.ones(log_retained.shape[2:4], device=g.device).tril(-1).bool()[..., None]
+    retained = log_retained.masked_fill(~history, -torch.inf).exp()
+    exchange = torch.einsum("bhtd,bhtjd,bhjd,bhje->bhte", read, retained, write, info)
+    remains = (cumulative[:, :, -1:] - cumulative).exp() * write
     return info + exchange, remains.mT @ info
 
 
@@ -219,44 +219,44 @@ def recurrence_errors(
     """
     *states, g, dy, dstate = _draw("recurrence", 4, device, 6).to(dtype)
     g = -torch.tensor(_FORGOTTEN, device=device)[:, None, None] * g.float().sigmoid()
-    given = (*states, g), (dy, dstate[:, :, : dstate.shape[-1]])  # the state is (1, H, D, D)
+    inputs, dys = (*states, g), (dy, dstate[:, :, : dstate.shape[-1]])  # the state: (1, H, D, D)
     forms = ((operator, dtype), (linear_relation, dtype), (linear_relation, torch.float64))
-    results = zip(*(_results(form, *given, kind) for form, kind in forms), strict=True)
+    results = zip(*(_results(form, inputs, dys, d) for form, d in forms), strict=True)
     names = ("Y", "C", "dp1", "dp2", "dinfo", "dg")
     return deviations([dict(zip(names, results, strict=True))], dtype)
 
 
-def history_errors(operator: Operator, states: Tensor, share: Tensor, given: Tensor) -> dict:
+def history_errors(operator: Operator, states: Tensor, share: Tensor, parameter: Tensor) -> dict:
     """Whether Exchange reads j < i alone (Section 5.2, Appendix A.4): the largest errors.
 
-    operator: of p1, p2, info (1, H, T, D) and what is `given`, lambda or g; states: (3, 1, H, T,
-    D). share: what a token's own information weighs in its output beside Exchange, (1, H, T).
+    operator: of p1, p2, info (1, H, T, D) and the `parameter`, lambda or g; states: (3, 1, H, T,
+    D). share: what a token's own information weighs in its output besides Exchange, (1, H, T).
     Other states from a token on leave earlier outputs the same to the last bit. Other information
     of one token alone moves its output by its share; relative to the largest output or change.
     """
 
     def output(p1: Tensor, p2: Tensor, info: Tensor) -> Tensor:
-        y = operator(p1, p2, info, given)
+        y = operator(p1, p2, info, parameter)
         return (y[0] if isinstance(y, tuple) else y).double()
 
-    y, other = output(*states), states.flip(3).roll(1, 4)
+    y, replacements = output(*states), states.flip(3).roll(1, 4)
     leaks, unexplained = [], []
     for t in range(1, states.shape[3], 3):  # meets every place in a tile
-        later = torch.cat((states[:, :, :, :t], other[:, :, :, t:]), dim=3)
+        later = torch.cat((states[:, :, :, :t], replacements[:, :, :, t:]), dim=3)
         leaks.append((output(*later) - y)[:, :, :t].abs().max())
         info = states[2].clone()
-        info[:, :, t] = other[2, :, :, t]
+        info[:, :, t] = replacements[2, :, :, t]
         gained, moved = (info - states[2])[:, :, t].double(), output(*states[:2], info)
-        off = (moved - y)[:, :, t] - share[:, :, t, None] * gained  # (1, H, D)
+        residual = (moved - y)[:, :, t] - share[:, :, t, None] * gained  # (1, H, D)
         scale = torch.stack([x.abs().max() for x in (y, moved, gained)]).max()
-        unexplained.append(off.abs().max() / scale)
+        unexplained.append(residual.abs().max() / scale)
     return {
         _TO_THE_BIT: torch.stack(leaks).max().item(),
         "Exchange does not read the token's own information": torch.stack(unexplained).max().item(),
     }
 
 
-def _largest(errors: dict[str, float], precision: str) -> Iterator[dict]:
+def _identity_rows(errors: dict[str, float], precision: str) -> Iterator[dict]:
     """Rows of an identity's largest errors, which have no yardstick."""
     for name, error in errors.items():
         allowed = 0.0 if name.endswith(_TO_THE_BIT) else _IDENTITY_SLACK[precision]
@@ -267,29 +267,29 @@ def _largest(errors: dict[str, float], precision: str) -> Iterator[dict]:
 def _identities(check: Check, full: Operator, device: torch.device) -> Iterator[tuple]:
     """Every check but exactness: its name, what was checked, in which precision, and its rows."""
     linear = get_backend("linear", check.linear, device).call
-    own = (check.backend, full, check.linear, linear, check.precision)
-    defined = ("definition", full_relation, "definition", linear_relation, "fp64")
-    for operator, form, linear_operator, linear_form, precision in (defined, own):
+    backends = (check.backend, full, check.linear, linear, check.precision)
+    definition = ("definition", full_relation, "definition", linear_relation, "fp64")
+    for full_name, form, linear_name, linear_form, precision in (definition, backends):
         dtype = DTYPES[precision]
         lam = torch.tensor(ModelConfig.lambda_init, dtype=_wide(dtype), device=device)
         g = -0.1 * _draw("history", 6, device).sigmoid().to(_wide(dtype))
         states = _draw("history", 5, device, 3).to(dtype)
         share = 1 - exchange_gate(*states[:2], lam)
         errors = identity_errors(form, dtype, device)
-        yield "identity", operator, precision, _largest(errors, precision)
-        for name, by, call, given, weighs in (
-            ("Full Relation", operator, form, lam, share),
-            ("Linear Relation", linear_operator, linear_form, g, torch.ones_like(share)),
+        yield "identity", full_name, precision, _identity_rows(errors, precision)
+        for title, backend, call, parameter, weight in (
+            ("Full Relation", full_name, form, lam, share),
+            ("Linear Relation", linear_name, linear_form, g, torch.ones_like(share)),
         ):
-            errors = history_errors(call, states, weighs, given)
-            errors = {f"{name}: {what}": error for what, error in errors.items()}
-            yield "history", by, precision, _largest(errors, precision)
+            errors = history_errors(call, states, weight, parameter)
+            errors = {f"{title}: {identity}": error for identity, error in errors.items()}
+            yield "history", backend, precision, _identity_rows(errors, precision)
         errors = mixing_errors(givens_mix, dtype, device)
-        yield "mixing", "definition", precision, _largest(errors, precision)
+        yield "mixing", "definition", precision, _identity_rows(errors, precision)
     chunked = get_backend("linear", "chunked").call
     exact = (("expanded", expanded, "fp64"), ("chunked", chunked, "fp64"))
-    for name, form, precision in (*exact, (check.linear, linear, check.precision)):
-        yield "recurrence", name, precision, recurrence_errors(form, DTYPES[precision], device)
+    for title, form, precision in (*exact, (check.linear, linear, check.precision)):
+        yield "recurrence", title, precision, recurrence_errors(form, DTYPES[precision], device)
 
 
 def operators(check: Check, out: Path) -> None:
@@ -300,22 +300,23 @@ def operators(check: Check, out: Path) -> None:
     rows: list[dict] = []
     with claim(check.device) as device:
         operator = get_backend("full", check.backend, device).call
-        known = {"check": "exactness", "operator": check.backend, "precision": check.precision}
+        columns = {"check": "exactness", "operator": check.backend, "precision": check.precision}
+        dtype = DTYPES[check.precision]
         with Progress(f"check {check.backend}", len(check.shapes), "shapes") as progress:
-            for at in check.shapes:
+            for size in check.shapes:
                 # At T - 1 the last tiles are masked.
-                for length in dict.fromkeys((at["length"], max(1, at["length"] - 1))):
-                    shape = (at["heads"], length, at["width"])
-                    found = exactness(operator, shape, DTYPES[check.precision], device, check.draws)
-                    size = {**at, "length": length, "draws": check.draws}
-                    rows += [known | size | row for row in found]
-                progress.advance(1, at["scale"])
-        for kind, name, precision, found in _identities(check, operator, device):
-            known = {"check": kind, "operator": name, "precision": precision, "scale": ""}
-            known |= zip(("heads", "length", "width"), _SIZES[kind], strict=True)
-            rows += [known | {"draws": 1} | row for row in found]
-    known = records.key(check, "checks") | records.origin(check.hash, describe(device))
-    records.write(out, "checks", rows, known)
+                for length in dict.fromkeys((size["length"], max(1, size["length"] - 1))):
+                    shape = (size["heads"], length, size["width"])
+                    errors = exactness(operator, shape, dtype, device, check.draws)
+                    size_columns = {**size, "length": length, "draws": check.draws}
+                    rows += [columns | size_columns | error for error in errors]
+                progress.advance(1, size["scale"])
+        for kind, name, precision, errors in _identities(check, operator, device):
+            columns = {"check": kind, "operator": name, "precision": precision, "scale": ""}
+            columns |= zip(("heads", "length", "width"), _SIZES[kind], strict=True)
+            rows += [columns | {"draws": 1} | error for error in errors]
+    shared = records.key(check, "checks") | records.origin(check.hash, describe(device))
+    records.write(out, "checks", rows, shared)
 
 
 # Gradients. In FP64 the chunks are the recurrence up to rounding, and launch a few kernels where it
@@ -372,15 +373,15 @@ def gradient_rows(side: Side, scale: str, check: Check, device: torch.device) ->
     Of a step whose kernels the host launches and, where it replays CUDA graphs, of a replay.
     """
     model = Decoder(side.model, Execution(**side.backends, compiled=check.compile), device=device)
-    kept: dict[str, Tensor] = {}
+    copies: dict[str, Tensor] = {}  # of the step's gradients, by parameter
 
-    def keep(loss: Tensor) -> None:
+    def copy(loss: Tensor) -> None:
         """Copy the gradients, after the last backward pass and before clipping."""
         for name, p in model.named_parameters():
-            kept[name] = torch.zeros_like(p) if p.grad is None else p.grad.clone()
+            copies[name] = torch.zeros_like(p) if p.grad is None else p.grad.clone()
 
-    still = torch.optim.SGD(model.parameters(), lr=0.0)
-    step = UpdateStep(model, still, device, check.precision, check.compile, math.inf, reduce=keep)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.0)
+    step = UpdateStep(model, sgd, device, check.precision, check.compile, math.inf, reduce=copy)
     steps = {"launched": [step.uncaptured()]}
     if check.compile and device.type == "cuda":
         steps["replayed"] = [step, step]  # its first update is launched, the next captures graphs
@@ -391,22 +392,22 @@ def gradient_rows(side: Side, scale: str, check: Check, device: torch.device) ->
     def draw(seed: int) -> dict[tuple[str, str], tuple[Tensor, ...]]:
         """By parameter and update: the step's gradient, the yardstick and the truth."""
         _draw_weights(eager, initial, seed)
-        for each in (truth, model):
-            each.load_state_dict(eager.state_dict())
+        for decoder in (truth, model):
+            decoder.load_state_dict(eager.state_dict())
         tokens = _draw_tokens(side, seed, device)
         # In FP64 one batch is as good as several.
-        true = _eager_gradients(truth, tokens.flatten(0, 1)[None], "fp64")
+        exact = _eager_gradients(truth, tokens.flatten(0, 1)[None], "fp64")
         yardstick = _eager_gradients(eager, tokens, check.precision)
         batches = [(part[:, :-1].contiguous(), part[:, 1:].contiguous()) for part in tokens]
-        found = {}
-        for update, runs in steps.items():
-            for run in runs:
-                run(batches, tokens[..., 1:].numel(), learning_rate=0.0)
-            found |= {(n, update): (kept[n], yardstick[n], t) for n, t in true.items()}
-        return found
+        results = {}
+        for update, calls in steps.items():
+            for call in calls:
+                call(batches, tokens[..., 1:].numel(), learning_rate=0.0)
+            results |= {(n, update): (copies[n], yardstick[n], t) for n, t in exact.items()}
+        return results
 
     used = sorted({MIXERS[letter] for letter in side.model.layout})
-    known = {n: getattr(side, n) for n in ("variant", "micro", "accumulation")} | {
+    columns = {n: getattr(side, n) for n in ("variant", "micro", "accumulation")} | {
         "scale": scale,
         "draws": check.gradient_draws,
         "layout": side.model.layout,
@@ -420,7 +421,7 @@ def gradient_rows(side: Side, scale: str, check: Check, device: torch.device) ->
     draws = (draw(seed) for seed in range(check.gradient_draws))
     for row in deviations(draws, DTYPES[check.precision], scales=True):
         name, update = row.pop("name")
-        yield known | {"parameter": name, "elements": elements[name], "update": update} | row
+        yield columns | {"parameter": name, "elements": elements[name], "update": update} | row
 
 
 def gradients(check: Check, out: Path) -> None:
@@ -439,8 +440,8 @@ def gradients(check: Check, out: Path) -> None:
             torch.compiler.reset()
             gc.collect()
             progress.advance(1, side.variant)
-    known = records.key(check, "gradients") | records.origin(check.hash, describe(device))
-    records.write(out, "gradients", rows, known)
+    shared = records.key(check, "gradients") | records.origin(check.hash, describe(device))
+    records.write(out, "gradients", rows, shared)
     wrong = [row for row in rows if not row["error"] <= row["allowed"]]
     names = list(dict.fromkeys("{variant} {parameter}".format_map(row) for row in wrong))
     if wrong:

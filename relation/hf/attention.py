@@ -45,7 +45,7 @@ def add_lambda(
             "attn_implementation='relation' is for Llama-type models"
         )
     folder = Path(model.config._name_or_path if saved is None else saved)
-    stored, values = _saved(folder), {}
+    stored, values = _saved_lambdas(folder), {}
     for name, module in modules.items():
         config = getattr(module, "config", model.config)
         if config._attn_implementation != NAME:
@@ -55,8 +55,8 @@ def add_lambda(
             )
         if saved is None and hasattr(module, "lam"):
             continue
-        wanted = saved is not None or (init is None and getattr(config, "has_lambda", False))
-        if wanted and f"{name}.lam" not in stored:
+        must_load = saved is not None or (init is None and getattr(config, "has_lambda", False))
+        if must_load and f"{name}.lam" not in stored:
             raise InputError(
                 f"{folder} has no {name}.lam, or is no folder here; give saved=, the folder of "
                 "safetensors that has it, or init= to begin anew"
@@ -72,14 +72,14 @@ def add_lambda(
     return model
 
 
-def _saved(folder: Path) -> dict[str, float]:
+def _saved_lambdas(folder: Path) -> dict[str, float]:
     """The values of `lam` in a folder that `save_pretrained` wrote, by name; none elsewhere."""
-    found = {}
+    values = {}
     for path in folder.glob("*.safetensors"):
         with safe_open(path, framework="pt") as file:
             names = [name for name in file.keys() if name.endswith(".lam")]  # noqa: SIM118
-            found |= {name: file.get_tensor(name).item() for name in names}
-    return found
+            values |= {name: file.get_tensor(name).item() for name in names}
+    return values
 
 
 def relation_mask(**options: Any) -> Tensor | None:
@@ -124,7 +124,7 @@ def relation_mask(**options: Any) -> Tensor | None:
 
 
 _OPERATOR = Automatic("full")
-_KNOWN = WeakTensorKeyDictionary()  # the documents of masks that are in use
+_DOCUMENTS = WeakTensorKeyDictionary()  # the documents of masks that are in use
 _CAUSAL = WeakTensorKeyDictionary()  # the version of masks that were found to be causal
 
 
@@ -132,12 +132,12 @@ def _documents(mask: Tensor) -> Documents:
     """The documents that a mask of `relation_mask` describes, made once for all layers."""
     if is_compiling():
         return Documents.bounded(mask[:, 0, 0] == 1, mask.numel())
-    if mask not in _KNOWN:
-        _KNOWN[mask] = Documents.bounded(mask[:, 0, 0] == 1, mask.numel())
-    return _KNOWN[mask]
+    if mask not in _DOCUMENTS:
+        _DOCUMENTS[mask] = Documents.bounded(mask[:, 0, 0] == 1, mask.numel())
+    return _DOCUMENTS[mask]
 
 
-def _check(mask: Tensor, n: int, T: int) -> None:
+def _check_mask(mask: Tensor, n: int, T: int) -> None:
     """Raise InputError unless a mask is bool, (B, 1, n, T): each token sees itself, and none later.
 
     A token that none sees is padding, and may miss itself. Of one token, n = 1, nothing is known.
@@ -155,14 +155,14 @@ def _check(mask: Tensor, n: int, T: int) -> None:
     row, column = (torch.arange(size, device=mask.device) for size in (n, T))
     ahead = torch.where(mask, column, -1).amax(-1) - row  # of a row's last column, (B, 1, n)
     # Tokens' own columns are a diagonal; a static cache goes on past it.
-    own = ahead.amax().clamp(0, T - n)
-    is_text = mask.any(-2)[..., own + row]
-    wrong = ((ahead > own) | ((ahead < own) & is_text)).any()
-    said = "a token sees later ones, or not itself, and attn_implementation='relation' is causal"
+    diagonal = ahead.amax().clamp(0, T - n)
+    is_text = mask.any(-2)[..., diagonal + row]
+    wrong = ((ahead > diagonal) | ((ahead < diagonal) & is_text)).any()
+    problem = "a token sees later ones, or not itself, and attn_implementation='relation' is causal"
     if traced:
-        torch._assert_async(~wrong, said)
+        torch._assert_async(~wrong, problem)
     elif wrong:
-        raise InputError(f"{said}; give a causal mask")
+        raise InputError(f"{problem}; give a causal mask")
     if version is not None:
         _CAUSAL[mask] = version
 
@@ -180,7 +180,7 @@ def relation_attention(
     """What transformers calls: Full Relation of (B, H, n, D), and (B, n, H, D) back.
 
     key, value: (B, H or a divisor of it, T, D), those of the cache first. attention_mask: what
-    `relation_mask` gives, or bool, (B, 1, n, T), as `_check` has it. Rows from their first
+    `relation_mask` gives, or bool, (B, 1, n, T), as `_check_mask` has it. Rows from their first
     token run the backend that is fastest, tokens that follow a cache or have a boolean mask plain
     PyTorch, O(n T). Raises InputError for a module without `lam`, dropout, soft capping, attention
     that is not causal and another mask.
@@ -204,7 +204,7 @@ def relation_attention(
     if attention_mask is not None and attention_mask.dtype == torch.int32:
         documents, attention_mask = _documents(attention_mask), None
     elif attention_mask is not None:
-        _check(attention_mask, n, key.shape[2])
+        _check_mask(attention_mask, n, key.shape[2])
     if attention_mask is None and n > 1:
         # The keys of a static cache go on past the prompt that it has just read.
         key, value = key[:, :, :n], value[:, :, :n]

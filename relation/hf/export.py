@@ -33,12 +33,12 @@ def export(run: Run, checkpoint: Path, tokenizer: Path, folder: Path) -> None:
     special = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), words.eos_token_id)
     row = records.read(checkpoint.with_name("run.parquet"), "runs").iloc[0]
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as temporary:
-        made = Path(temporary) / folder.name
+        unfinished = Path(temporary) / folder.name
         model = load_model(checkpoint, torch.device("cpu"))
-        RelationForCausalLM.of(model, **special).save_pretrained(made)
-        words.save_pretrained(made)
+        RelationForCausalLM.of(model, **special).save_pretrained(unfinished)
+        words.save_pretrained(unfinished)
         card = Path(__file__).with_name("card.md").read_text(encoding="utf-8")
-        (made / "README.md").write_text(card.format(run=run, **row), encoding="utf-8")
-        for path in made.glob("*.safetensors"):  # which lets nobody but its owner read them
-            path.chmod((made / "README.md").stat().st_mode)
-        made.rename(folder)
+        (unfinished / "README.md").write_text(card.format(run=run, **row), encoding="utf-8")
+        for path in unfinished.glob("*.safetensors"):  # which lets nobody but its owner read them
+            path.chmod((unfinished / "README.md").stat().st_mode)
+        unfinished.rename(folder)

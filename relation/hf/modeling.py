@@ -60,11 +60,11 @@ class RelationConfig(PretrainedConfig):
             options["layout"] = FULL * layers
         theirs = {name: their for their, name in self.attribute_map.items()}
         for name, default in _FIELDS.items():
-            given = options.pop(theirs.get(name, ""), default)  # by transformers' name for it
-            setattr(self, name, options.pop(name, given))
+            value = options.pop(theirs.get(name, ""), default)  # by transformers' name for it
+            setattr(self, name, options.pop(name, value))
         if "transformers_version" not in options:  # which files have
-            known = {*dir(self), *vars(PretrainedConfig()), *vars(GenerationConfig())}
-            if unknown := sorted(options.keys() - known - {"attn_implementation"}):
+            names = {*dir(self), *vars(PretrainedConfig()), *vars(GenerationConfig())}
+            if unknown := sorted(options.keys() - names - {"attn_implementation"}):
                 raise InputError(
                     f"RelationConfig has no {', '.join(unknown)}; its fields are "
                     f"{', '.join(_FIELDS)}"
@@ -207,13 +207,13 @@ class RelationModel(RelationPreTrainedModel):
             )
         read = 0 if cache is None else cache.columns
         shape = tuple(input_ids.shape)
-        for name, given, fits, instead in (
+        for name, tensor, fits, advice in (
             ("attention_mask", attention_mask, (*shape[:-1], read + shape[-1]), "padding, (B, T)"),
             ("position_ids", position_ids, (1, *shape[1:]), "a position for each token"),
         ):
-            if given is not None and given.shape not in (shape, fits):
+            if tensor is not None and tensor.shape not in (shape, fits):
                 raise InputError(
-                    f"{name} has shape {tuple(given.shape)} and input_ids {shape}; give {instead}"
+                    f"{name} has shape {tuple(tensor.shape)} and input_ids {shape}; give {advice}"
                 )
         starts = _starts(position_ids, attention_mask, input_ids, read)
         if cache is None:
@@ -245,8 +245,8 @@ class RelationModel(RelationPreTrainedModel):
             asked = options.pop(name, None)
             if getattr(self.config, name) if asked is None else asked:
                 raise InputError(f"a Relation model has no {name}; leave it out and {instead}")
-        given = {name for name, value in options.items() if value is not None}
-        if unknown := sorted(given - _PASSED):
+        names = {name for name, value in options.items() if value is not None}
+        if unknown := sorted(names - _PASSED):
             raise InputError(
                 f"a Relation model takes no {', '.join(unknown)}; it takes input_ids, "
                 "attention_mask, position_ids, cache and use_cache, and "

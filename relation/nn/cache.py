@@ -97,7 +97,7 @@ class HistoryCache(Cache):
             return None
         device = self.lengths.device
         places = self.lengths[:, None] + torch.arange(-tokens, 0, device=device)  # (B, n)
-        return torch.arange(self.length, device=device) <= places[:, None, :, None]
+        return torch.arange(self.length, device=device) <= places[:, None, :, None]  # (B, 1, n, T)
 
     def append(self, first: Tensor, second: Tensor) -> tuple[Tensor, ...]:
         """Add a block's two states, (B, H, n, D) alike, and return `states` with them.
@@ -108,12 +108,12 @@ class HistoryCache(Cache):
         blocks, n = (first, second), first.shape[2]
         end = self.length + n  # of the longest row
         for block in blocks if self.tensors else ():
-            of = ((*x.shape[:2], x.shape[3], x.dtype, x.device) for x in (block, self.tensors[0]))
+            pair = ((*x.shape[:2], x.shape[3], x.dtype, x.device) for x in (block, self.tensors[0]))
             names = ("batch size", "number of heads", "head width", "dtype", "device")
-            for name, new, held in zip(names, *of, strict=True):
-                if new != held:
+            for name, new, expected in zip(names, *pair, strict=True):
+                if new != expected:
                     raise InputError(
-                        f"the block's {name} is {new} and the history's {held}; start a new "
+                        f"the block's {name} is {new} and the history's {expected}; start a new "
                         "decode state"
                     )
         if not self.tensors or end > self.capacity:
@@ -139,13 +139,13 @@ class HistoryCache(Cache):
         capacity = max(tokens, 2 * self.capacity if self.tensors else self.capacity)
         # Zeros: a shorter row's places past its end are read, and weigh nothing.
         try:
-            taken = tuple(s.new_zeros(*s.shape[:2], capacity, s.shape[3]) for s in states)
+            buffers = tuple(s.new_zeros(*s.shape[:2], capacity, s.shape[3]) for s in states)
         except torch.OutOfMemoryError:
             raise RunError(
                 f"the decode state is full at {self.length:,} tokens, and the GPU has no memory "
                 f"for {capacity:,}; decode fewer rows or tokens"
             ) from None
-        self.capacity, self.tensors = capacity, taken
+        self.capacity, self.tensors = capacity, buffers
         for buffer, state in zip(self.tensors, states, strict=True):
             buffer[:, :, : state.shape[2]] = state
 

@@ -73,17 +73,17 @@ def continuations(
 ) -> Iterator[list[int | None]]:
     """Yield each row's next id, None where it has ended, until all have; as `generate_tokens`."""
     if count < 1 or not len(prompts):
-        wrong = f"{count} tokens were asked for" if count < 1 else "there is no prompt in the batch"
-        raise InputError(f"{wrong}; give at least 1")
+        error = f"{count} tokens were asked for" if count < 1 else "there is no prompt in the batch"
+        raise InputError(f"{error}; give at least 1")
     for row, prompt in enumerate(prompts):
         if not len(prompt) or not all(isinstance(token, Integral) for token in prompt):
-            which = "the prompt" if len(prompts) == 1 else f"prompt {row}"
-            raise InputError(f"{which} is empty or holds no token ids; give a list of integers")
+            label = "the prompt" if len(prompts) == 1 else f"prompt {row}"
+            raise InputError(f"{label} is empty or holds no token ids; give a list of integers")
     rows = [torch.tensor(prompt) for prompt in prompts]
     padded = nn.utils.rnn.pad_sequence(rows, batch_first=True)
     check_tokens(padded, model.config.vocab_size)  # on the CPU, where ids are read
 
-    def drawn() -> Iterator[list[int | None]]:
+    def token_steps() -> Iterator[list[int | None]]:
         device, dtype = model.embedding.weight.device, projection_dtype(model.embedding.weight)
         tokens = padded.to(device)
         if len(rows) > 1 or not state.length:
@@ -94,7 +94,7 @@ def continuations(
         if why_plain(model, device, dtype) is None:
             steps = Replay(Prepared(model, dtype), state, logits, sampling, stop).run(count)
         else:
-            steps = _plain(model, logits, sampling, count, state)
+            steps = _plain_steps(model, logits, sampling, count, state)
         live = [True] * len(prompts)
         for ids in steps:
             if any(alive and token < 0 for alive, token in zip(live, ids, strict=True)):
@@ -107,10 +107,10 @@ def continuations(
                 return
             yield [token if alive else None for alive, token in zip(live, ids, strict=True)]
 
-    return drawn()  # what is refused is refused before the first token is asked for
+    return token_steps()  # what is refused is refused before the first token is asked for
 
 
-def _plain(
+def _plain_steps(
     model: Decoder, logits: Tensor, sampling: Sampling, count: int, state: DecodeState
 ) -> Iterator[list[int]]:
     """Yield the ids (B,) of each of `count` tokens, read one by one by `model.decode`."""
@@ -138,5 +138,5 @@ def stream_text(tokenizer: "Tokenizer", tokens: Iterable[int]) -> Iterator[str]:
         if piece := stream.step(tokenizer, token):
             yielded += len(piece)
             yield piece
-    if rest := tokenizer.decode(ids, skip_special_tokens=False)[yielded:]:
-        yield rest
+    if remainder := tokenizer.decode(ids, skip_special_tokens=False)[yielded:]:
+        yield remainder

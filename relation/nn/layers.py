@@ -93,8 +93,8 @@ class _Layer(nn.Module):
         """Raise InputError unless x is (B, T, d) in a dtype that the projections multiply."""
         width = self._config.d_model
         if not isinstance(x, Tensor) or x.ndim != 3 or x.shape[2] != width:
-            given = tuple(x.shape) if isinstance(x, Tensor) else f"none: it is a {type(x).__name__}"
-            raise InputError(f"x has shape {given}; the layer takes (B, T, {width})")
+            shape = tuple(x.shape) if isinstance(x, Tensor) else f"none: it is a {type(x).__name__}"
+            raise InputError(f"x has shape {shape}; the layer takes (B, T, {width})")
         if not is_bare(self.w1) or x.dtype == self.w1.weight.dtype:
             return  # an adapter or a quantised weight takes other dtypes
         dtype = projection_dtype(self.w1.weight)

@@ -138,18 +138,18 @@ class HistoryMixer(Mixer):
         While decoding, x holds the newest tokens; the layer's cache takes them in. Its first
         block, a prompt, runs the backend. With documents RoPE's tables are those of places in them.
         """
-        p1, p2 = self.coordinates(x, rope)
+        p1, p2 = self.coordinates(x, rope)  # (B, H, T, d_h) each, p2 of the shared heads
         # Under autocast the projections are BF16 and scaled X is FP32: Raw-X transports BF16 too.
         info = self.information(x).to(p1.dtype)
-        given = self.arguments(p1)
+        arguments = self.arguments(p1)
         decodes = cache is not None and cache.length > 0
         if cache is not None:
             history = cache.append(p2, info)  # two of (B, H, all tokens read, d_h)
         if decodes:
             visible = cache.visible(p1.shape[2])
-            y = self.step(p1, *history, *given, **self.options, visible=visible)
+            y = self.step(p1, *history, *arguments, **self.options, visible=visible)
         else:
-            y = self.call(p1, p2, info, *given, **self.options, documents=documents)
+            y = self.call(p1, p2, info, *arguments, **self.options, documents=documents)
         return self.output(y, x)
 
     def flow(self, x: Normed, rope: RopeTables, documents: Documents | None = None) -> Tensor:
@@ -237,7 +237,7 @@ class LinearRelationMixer(Mixer):
         heads = down.flatten(0, 1).unflatten(1, (self.heads, -1)).transpose(0, 1)
         r = torch.bmm(heads, self.retention_up.mT).unflatten(1, down.shape[:2]).transpose(0, 1)
         wide = torch.promote_types(self.a_log.dtype, torch.float32)
-        # (d,) to (H, 1, d_h), beside r's (B, H, T, d_h)
+        # (d,) to (H, 1, d_h), which broadcasts over r's (B, H, T, d_h)
         a, bias = (p.to(wide).unflatten(0, (self.heads, 1, -1)) for p in (self.a_log, self.dt_bias))
         return -a.exp() * F.softplus(r.to(wide) + bias)
 
@@ -253,7 +253,7 @@ class LinearRelationMixer(Mixer):
         With documents, each begins with C = 0, and RoPE's tables are those of places in them.
         """
         p1, p2 = self.coordinates(x, rope)
-        g, tokens = self.log_retention(x), x.states.shape[1]
+        g, tokens = self.log_retention(x), x.states.shape[1]  # (B, H, T, d_h), T
         C = cache.tensors[0] if cache is not None and cache.tensors else None  # (B, H, d_h, d_h)
         padding = None if cache is None else cache.padding(tokens)
         if padding is not None:
@@ -406,7 +406,7 @@ class Decoder(nn.Module):
             return self.logits(self.states(tokens, state=state)[:, -1])
         check_tokens(tokens, self.config.vocab_size)
         last = state.begin(tokens, lengths)
-        states = self.states(tokens[:, : max(lengths)], state=state)
+        states = self.states(tokens[:, : max(lengths)], state=state)  # (B, n, d)
         return self.logits(states[torch.arange(len(tokens), device=tokens.device), last - 1])
 
     def flows(self, tokens: Tensor, documents: Documents | None = None) -> Iterator[Tensor]:
@@ -451,7 +451,7 @@ def _initial_values(
         # Keyed without `mixer.`, as they were named when the first runs were made.
         generator = _generator(seed, key, name.replace("mixer.", ""))
         return retention_start(last, torch.rand(shape, generator=generator, device="cpu"))
-    if len(shape) < 2:  # lambda, angles, and the gains of norms
+    if len(shape) < 2:  # lambda, the angles, the gains of norms
         return torch.full_like(parameter, {"lam": config.lambda_init, "theta": 0.0}.get(last, 1.0))
     # A matrix (out, in), one a head (H, out, in), or the embedding (V, d).
     generator, is_embedding = _generator(seed, key, name), name == "embedding.weight"

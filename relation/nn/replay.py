@@ -122,12 +122,12 @@ class Prepared:
         projected = projected.unflatten(1, (-1, config.head_dim))
         if layer.letter == LINEAR:
             projected = projected.unflatten(1, (4, config.heads))  # (B, 4, H, d_h)
-            given = layer.retention, tables, cache.tensors[0], lengths, active, config.tau
-            return decoding.linear_token(projected, projected[:, 3], *given, chained=True)
-        given = [projected, tables, cache.tensors, lengths]  # (B, H + 2 shared heads, d_h)
+            arguments = layer.retention, tables, cache.tensors[0], lengths, active, config.tau
+            return decoding.linear_token(projected, projected[:, 3], *arguments, chained=True)
+        arguments = [projected, tables, cache.tensors, lengths]  # (B, H + 2 shared heads, d_h)
         if layer.letter == FULL:
-            given += layer.lam, config.tau, layer.transport_self
-        return decoding.history_token(*given, chained=True)
+            arguments += layer.lam, config.tau, layer.transport_self
+        return decoding.history_token(*arguments, chained=True)
 
 
 class Replay:
@@ -226,8 +226,8 @@ class Replay:
         logits = self._prepared.token(self.ids, self._state, self._places)
         if kernel_draws(logits, self._sampling):
             counts = self._place, lengths, active
-            given = logits, self._temperature, self._numbers, self.ids, counts, self._stop
-            decoding.draw(*given, chained=True)
+            arguments = logits, self._temperature, self._numbers, self.ids, counts, self._stop
+            decoding.draw(*arguments, chained=True)
             return
         self._place.add_(1)
         uniforms = self._numbers.index_select(0, self._place[:1] % CHUNK)[0]
@@ -254,8 +254,8 @@ class Replay:
         if not self._on_gpu:
             self._run = self._token
             return
-        counted = [self.ids, self._place, self._places.lengths, self._places.active]
-        kept = [x.clone() for x in counted]
+        counters = [self.ids, self._place, self._places.lengths, self._places.active]
+        saved = [x.clone() for x in counters]
         # Rows that have ended read nothing: only places past their ends are written.
         self._places.active.zero_()
         with torch.cuda.device(self._device):
@@ -268,7 +268,7 @@ class Replay:
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
                 self._token()
-        for x, value in zip(counted, kept, strict=True):
+        for x, value in zip(counters, saved, strict=True):
             x.copy_(value)
         self._run = graph.replay
 

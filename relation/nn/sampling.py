@@ -54,16 +54,16 @@ def next_token_probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
         return torch.zeros_like(wide).scatter(-1, wide.argmax(dim=-1, keepdim=True), 1)
     if sampling.whole:
         return ((wide - wide.amax(dim=-1, keepdim=True)) / sampling.temperature).softmax(dim=-1)
-    ranked, ids = wide.sort(dim=-1, descending=True, stable=True)
-    kept = ((ranked - ranked[..., :1]) / sampling.temperature).softmax(dim=-1)
+    ranked, ids = wide.sort(dim=-1, descending=True, stable=True)  # stable: the lower id first
+    p = ((ranked - ranked[..., :1]) / sampling.temperature).softmax(dim=-1)
     if sampling.top_k is not None:
-        kept[..., sampling.top_k :] = 0
-        kept /= kept.sum(dim=-1, keepdim=True)
+        p[..., sampling.top_k :] = 0
+        p /= p.sum(dim=-1, keepdim=True)
     if sampling.top_p < 1:
-        likelier = kept.cumsum(dim=-1) - kept
-        kept = kept.masked_fill(likelier >= sampling.top_p, 0)
-        kept /= kept.sum(dim=-1, keepdim=True)
-    return torch.zeros_like(kept).scatter(-1, ids, kept)
+        likelier = p.cumsum(dim=-1) - p  # the probability of all tokens before each
+        p = p.masked_fill(likelier >= sampling.top_p, 0)
+        p /= p.sum(dim=-1, keepdim=True)
+    return torch.zeros_like(p).scatter(-1, ids, p)
 
 
 def kernel_draws(logits: Tensor, sampling: Sampling) -> bool:

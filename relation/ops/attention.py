@@ -49,7 +49,7 @@ def shared_matmul(a: Tensor, x: Tensor) -> Tensor:
 
 
 def softmax(U: Tensor, null: bool = False) -> Tensor:
-    """Softmax over the last dimension; with `null` beside one more logit of 0, left out."""
+    """Softmax over the last dimension; with `null` over one more logit of 0, then left out."""
     if not null:
         return U.softmax(dim=-1)
     return F.pad(U, (1, 0)).softmax(dim=-1)[..., 1:]
@@ -106,8 +106,8 @@ def fused_attention(
     heads, shares = q.shape[1], q.shape[1] != k.shape[1]
     if documents is not None:
         if kernel != SDPBackend.FLASH_ATTENTION or null:
-            what = "FlashAttention with a null logit" if null else kernel.name
-            raise InputError(f"{what} takes no documents in PyTorch; use the backend reference")
+            name = "FlashAttention with a null logit" if null else kernel.name
+            raise InputError(f"{name} takes no documents in PyTorch; use the backend reference")
         # As rows of one sequence, (B T, H, D): there every document is an interval.
         rows = [for_heads(x, heads).transpose(1, 2).flatten(0, 1) for x in (q, k, v)]
         y = (_rows_on_gpu if q.is_cuda else _rows_on_cpu)(*rows, documents)

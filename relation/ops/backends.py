@@ -81,8 +81,8 @@ def _why_no_flex_attention(device: torch.device) -> str | None:
 
 
 # torch.compile takes the answers as they are at trace time.
-for _asked in (_is_older, _why_no_flash_attention, _why_no_flex_attention):
-    _asked._dynamo_marked_constant = True
+for _function in (_is_older, _why_no_flash_attention, _why_no_flex_attention):
+    _function._dynamo_marked_constant = True
 
 
 def _sdpa(kernel: SDPBackend, why_not: Callable[[torch.device], str | None]) -> Backend:
@@ -220,11 +220,11 @@ class Execution:
 
         Raises InputError for an unknown backend or, given a device, for one it cannot run.
         """
-        found: dict[str, Callable[..., Tensor]] = {}
+        functions: dict[str, Callable[..., Tensor]] = {}
         for operator in dict.fromkeys(MIXERS[letter] for letter in config.layout):
             name = getattr(self, operator)
             if name is None:
-                found[operator] = Automatic(operator, self.compiled)
+                functions[operator] = Automatic(operator, self.compiled)
             else:
-                found[operator] = get_backend(operator, name, device).function(self.compiled)
-        return found
+                functions[operator] = get_backend(operator, name, device).function(self.compiled)
+        return functions

@@ -94,11 +94,11 @@ def flex_relation(
             enable_gqa=p1.shape[1] != p2.shape[1], kernel_options=_tiles(p1),
             return_aux=AuxRequest(lse=True),
         )  # fmt: skip
-        p2, own = (for_heads(x, p1.shape[1]).to(wide) for x in (p2, info))
+        p2, info_wide = (for_heads(x, p1.shape[1]).to(wide) for x in (p2, info))
         S = torch.sigmoid((p1.to(wide) * p2).sum(-1) / (tau * p1.shape[-1] ** 0.5))  # (B, H, T)
         i = token_counts(documents, p1, wide)
         # The first token has no history: its normaliser is empty, and nothing flows into it.
         A = torch.where(i == 1, -torch.inf, aux.lse.to(wide) - lam.to(wide) * i.log())
         g, F_ii = (torch.sigmoid(x)[..., None] for x in (A - S, S - A))
         y = g * zbar.to(wide)
-        return (y + F_ii * own if transport_self else y).to(info.dtype)
+        return (y + F_ii * info_wide if transport_self else y).to(info.dtype)

@@ -91,15 +91,15 @@ def full_relation_step(
     check_device(p1, lam)
     check_tau(tau)
     U = scores(p1, p2)  # (B, H, n, T)
-    # i, how many tokens a row sees, and the column of its own token, the last of them; (..., n, 1).
+    # i, how many tokens a row sees, and the column of Self, the last of them; (..., n, 1) each.
     i = visible.sum(-1, keepdim=True).to(U.dtype)
-    own = visible.shape[-1] - 1 - visible.flip(-1).int().argmax(-1, keepdim=True)
-    own = own.expand(*U.shape[:3], 1)  # (B, H, n, 1)
-    S = torch.sigmoid(U.gather(-1, own) / tau)
+    self_column = visible.shape[-1] - 1 - visible.flip(-1).int().argmax(-1, keepdim=True)
+    self_column = self_column.expand(*U.shape[:3], 1)  # (B, H, n, 1)
+    S = torch.sigmoid(U.gather(-1, self_column) / tau)
     R = (F.silu(U) if silu else U) - lam.to(U.dtype) * i.log()
-    flow = R.scatter(-1, own, S).masked_fill(~visible, -torch.inf).softmax(dim=-1)
+    flow = R.scatter(-1, self_column, S).masked_fill(~visible, -torch.inf).softmax(dim=-1)
     if not transport_self:
-        flow = flow.scatter(-1, own, 0)
+        flow = flow.scatter(-1, self_column, 0)
     return shared_matmul(flow.to(info.dtype), info)
 
 

@@ -34,10 +34,10 @@ def _read_write(
     read is S p1-hat and write S p2-hat (Eq. 14): Self stands on both sides of the
     recurrence. A document's first token forgets all, which empties the state.
     """
-    given = {} if state is None else {"state": state}
-    checks.check_floating(log_retention=log_retention, **given)
+    states = {} if state is None else {"state": state}
+    checks.check_floating(log_retention=log_retention, **states)
     checks.check_groups(p1=p1, p2=p2, info=info)
-    checks.check_device(p1, log_retention, *given.values())
+    checks.check_device(p1, log_retention, *states.values())
     checks.check_tau(tau)
     B, H, _, D = p1.shape
     shapes = (("log_retention", log_retention, tuple(p1.shape)), ("state", state, (B, H, D, D)))
@@ -106,8 +106,8 @@ def _within_chunks(read: Tensor, write: Tensor, information: Tensor, g: Tensor) 
         (_, r), (w, _), (v, _), (before, after) = (
             x.unflatten(-2, (-1, 2, half)).unbind(-3) for x in (read, write, information, g)
         )
-        asked, kept = r * after.cumsum(-2).exp(), w * _after(before).exp()
-        answer = (asked @ kept.transpose(-1, -2)) @ v
+        queries, retained = r * after.cumsum(-2).exp(), w * _after(before).exp()
+        answer = (queries @ retained.transpose(-1, -2)) @ v
         # The first half of a block has nothing before it there.
         exchange = exchange + F.pad(answer, (0, 0, half, 0)).flatten(-3, -2)
         half *= 2

@@ -33,8 +33,8 @@ def _tiles(length: int, starts: Tensor | None) -> Iterator[tuple[slice, list[sli
         yield rows, tiles[first // TILE : n + 1]
 
 
-def _keep(tile: Tensor, rows: slice, columns: slice, starts: Tensor | None, absent: float):
-    """Overwrite a tile's entries (i, j) where token j is no history of token i."""
+def _only_history(tile: Tensor, rows: slice, columns: slice, starts: Tensor | None, absent: float):
+    """The tile, with `absent` written to entries (i, j) where token j is no history of token i."""
     if rows == columns:
         no_history = torch.ones(tile.shape[-2:], dtype=torch.bool, device=tile.device).triu()
         tile = tile.masked_fill_(no_history, absent)
@@ -53,20 +53,20 @@ def _scan_history(
     """
     scale, tiny = 1 / math.sqrt(p1.shape[-1]), torch.finfo(p1.dtype).tiny
     L, zbar = p1.new_empty(p1.shape[:-1]), torch.empty_like(p1)
-    for rows, before in _tiles(p1.shape[-2], starts):
+    for rows, history in _tiles(p1.shape[-2], starts):
         p1_rows = p1[..., rows, :] * scale
         m = p1.new_full(p1_rows.shape[:-1], -torch.inf)
         normalizer, z = torch.zeros_like(m), torch.zeros_like(p1_rows)
-        for columns in before:  # m', l' and z' of Eq. 11
+        for columns in history:  # m', l' and z' of Eq. 11
             U = p1_rows @ p2[..., columns, :].transpose(-1, -2)  # (..., rows, columns)
-            E = _keep(F.silu(U) if silu else U, rows, columns, starts, -torch.inf)
+            E = _only_history(F.silu(U) if silu else U, rows, columns, starts, -torch.inf)
             m_new = torch.maximum(m, E.amax(-1))
             # A row without history keeps m = -inf, and -inf - (-inf) is not a number.
             anchor = m_new.masked_fill(m_new.isneginf(), 0)
             weight = E.sub_(anchor[..., None]).exp_()
-            kept = (m - anchor).exp()
-            normalizer = kept * normalizer + weight.sum(-1)
-            z = kept[..., None] * z + weight @ info[..., columns, :]
+            rescale = (m - anchor).exp()
+            normalizer = rescale * normalizer + weight.sum(-1)
+            z = rescale[..., None] * z + weight @ info[..., columns, :]
             m = m_new
         L[..., rows] = m + normalizer.log()
         zbar[..., rows, :] = z / normalizer.clamp(min=tiny)[..., None]
@@ -121,15 +121,15 @@ class _TiledRelation(torch.autograd.Function):
         # dL/dE_ij = pi_ij (g_i G_i . I_j - offset_i) with offset_i = g_i G_i . zbar_i - dL/dA_i.
         offset = (gG * zbar).sum(-1) - dA
         L = L.masked_fill(L.isneginf(), 0)
-        for rows, before in _tiles(p1.shape[-2], ctx.starts):
+        for rows, history in _tiles(p1.shape[-2], ctx.starts):
             p1_rows, gG_rows = p1[..., rows, :] * scale, gG[..., rows, :]
-            for columns in before:
+            for columns in history:
                 p2_columns = p2[..., columns, :]
                 E = U = p1_rows @ p2_columns.transpose(-1, -2)
                 if ctx.silu:
                     sigma = torch.sigmoid(U)
                     E = U.mul_(sigma)
-                pi = _keep((E - L[..., rows, None]).exp_(), rows, columns, ctx.starts, 0.0)
+                pi = _only_history((E - L[..., rows, None]).exp_(), rows, columns, ctx.starts, 0.0)
                 dinfo[..., columns, :] += (pi.transpose(-1, -2) @ gG_rows).sum(2, keepdim=True)
                 dE = gG_rows @ info[..., columns, :].transpose(-1, -2)
                 dE.sub_(offset[..., rows, None]).mul_(pi)

@@ -100,8 +100,8 @@ class RunState:
 def resume_key(hash: str, *execution: object) -> str:
     """What a resume state must have been made by: a specification, its execution, and the code."""
     code = hashlib.sha256()
-    files = (path for of in ("relation", "kernels") for path in (records.PROJECT / of).rglob("*"))
-    for path in sorted(files):
+    folders = (records.PROJECT / "relation", records.PROJECT / "kernels")
+    for path in sorted(path for folder in folders for path in folder.rglob("*")):
         if path.suffix in (".py", ".toml", ".csv"):
             code.update(f"{path.relative_to(records.PROJECT)}\0".encode() + path.read_bytes())
     return json.dumps([hash, code.hexdigest(), *execution], sort_keys=True)
@@ -119,11 +119,11 @@ def snapshot(
 
 
 def load_state(
-    path: Path, key: str, model: Decoder, optimizer: torch.optim.Optimizer, tell: bool = True
+    path: Path, key: str, model: Decoder, optimizer: torch.optim.Optimizer, warn: bool = True
 ) -> RunState | None:
     """Restore a resume state into model and optimiser.
 
-    None where there is none, it is damaged or `key` is not its own; the last two it may `tell`.
+    None where there is none, it is damaged or `key` is not its own; of the last two it may `warn`.
     """
     if not path.exists():
         return None
@@ -134,14 +134,14 @@ def load_state(
             state = RunState(**json.loads(file.metadata()["state"]))
         tensors = load_file(path)
     except (OSError, *_DAMAGE) as error:
-        if tell:
+        if warn:
             print(f"warning: {path} is not used ({error}); the run starts anew", file=sys.stderr)
         return None
     model.load_state_dict({n: tensors.pop(f"model.{n}") for n, _ in model.named_parameters()})
     moments: dict[int, dict] = {}
     for name, value in tensors.items():
-        _, index, key = name.split(".")
-        moments.setdefault(int(index), {})[key] = value
+        _, index, moment = name.split(".")  # optimizer.3.exp_avg, as `snapshot` names them
+        moments.setdefault(int(index), {})[moment] = value
     groups = optimizer.state_dict()["param_groups"]
     optimizer.load_state_dict({"state": moments, "param_groups": groups})
     return state

@@ -95,8 +95,8 @@ class World:
                 device = torch.device("cuda", json.loads(self._store.get("gpus"))[self.rank])
                 torch.cuda.set_device(device)
             backend = "nccl" if kind == "cuda" else "gloo"
-            given = {"store": self._store, "rank": self.rank, "world_size": self.size}
-            dist.init_process_group(backend, timeout=_TIMEOUT, **given)
+            group = {"store": self._store, "rank": self.rank, "world_size": self.size}
+            dist.init_process_group(backend, timeout=_TIMEOUT, **group)
             yield device
             # Not after an error: a peer may be gone, and with it the end of what is under way.
             dist.destroy_process_group()
@@ -111,8 +111,8 @@ def summed_gradients(model: nn.Module) -> Callable[[Tensor], None]:
     sizes = [p.numel() for p in parameters]
 
     def reduce(loss: Tensor) -> None:
-        given = (torch.zeros_like(p) if p.grad is None else p.grad for p in parameters)
-        flat = torch.cat([*(gradient.flatten() for gradient in given), loss.view(1)])
+        gradients = (torch.zeros_like(p) if p.grad is None else p.grad for p in parameters)
+        flat = torch.cat([*(gradient.flatten() for gradient in gradients), loss.view(1)])
         dist.all_reduce(flat)
         for parameter, total in zip(parameters, flat[:-1].split(sizes), strict=True):
             parameter.grad = total.view_as(parameter)

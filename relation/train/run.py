@@ -75,8 +75,8 @@ def _train(
         raise InputError(f"{run.name}: divergence: record takes one process, and {world.size} run")
 
     # Data: the windows of every update, fixed by the seed alone.
-    rows = data_rows(data)
-    hashes = {split: row["sha256"] for split, row in rows.items()}
+    splits = data_rows(data)
+    hashes = {split: row["sha256"] for split, row in splits.items()}
     windows = TrainingWindows(open_tokens(data, "train"), run.context, run.seed)
     validation = open_tokens(data, "validation")
     updates = plan_updates(run.budget_tokens, run.tokens_per_update, run.context)
@@ -151,9 +151,9 @@ def _train(
         state.order_hash = order.value
         # Broken weights are not saved: the next update's loss stops the run, in all processes.
         if not _not_finite(model):
-            taken = checkpoint.snapshot(model, optimizer, state, key)
+            tensors, metadata = checkpoint.snapshot(model, optimizer, state, key)
             writing.result()  # the state before; raises what writing it raised
-            writing = writer.submit(checkpoint.write, state_file, *taken)
+            writing = writer.submit(checkpoint.write, state_file, tensors, metadata)
             if device.type == "cpu":  # a thread would only take turns with this one
                 writing.result()
         readback.restart()
@@ -206,13 +206,13 @@ def _train(
     nll = None
     if not diverged:
         with Progress("validation", len(validation) - 1, "tokens") as progress:
-            how = (run.context, run.micro, device, run.precision, mask)
-            nll = nll_of(model, validation, *how, progress.advance)
+            batch = (run.context, run.micro)
+            nll = nll_of(model, validation, *batch, device, run.precision, mask, progress.advance)
     checkpoint.save_model(model, out / "model.safetensors", {"hash": run.hash})
     done = updates[: state.update]
     epochs = (done[-1].first + done[-1].windows) / windows.count if done else 0.0
     measured = {"final_nll": nll, "order_hash": order.value, "peak_memory_gib": peak}
-    _write(run, out, rows, done, state, device, {**measured, "epochs": epochs})
+    _write(run, out, splits, done, state, device, {**measured, "epochs": epochs})
     state_file.unlink(missing_ok=True)
 
 
@@ -262,8 +262,8 @@ def _probes(
         sequences = first_windows(validation, run.flow_window, run.probe_sequences)
         sequences = to_device(sequences[:, : max(lengths)].copy(), device)  # (sequences, T)
         for layer in read_layers(model, sequences, *lengths, mask):
-            for found in layer.readings:
-                for name, values in found.values.items():
+            for reading in layer.readings:
+                for name, values in reading.values.items():
                     yield row(layer.index, None, name, values.mean().item())
     if validates:
         tokens = validation[: run.validation_tokens + 1]
@@ -274,7 +274,7 @@ def _probes(
 def _write(
     run: "Run",
     out: Path,
-    rows: dict[str, dict],
+    splits: dict[str, dict],
     done: list[Update],
     state: RunState,
     device: torch.device,
@@ -282,27 +282,27 @@ def _write(
 ) -> None:
     """Write losses, probes and, last, the record of the run itself.
 
-    rows: of data.parquet, by split; done: the trained updates; measured: further columns of the
+    splits: rows of data.parquet; done: the trained updates; measured: further columns of the
     record.
     """
     config, seconds = run.model, sum(state.seconds)
     consumed = np.cumsum([update.tokens for update in done], dtype=np.int64).tolist()
     trained = sum(update.tokens for update in done)
     rates = [update.tokens / s for update, s in zip(done, state.seconds, strict=True)]
-    own = ("context", "micro", "accumulation", "learning_rate", "budget_tokens", "precision")
+    columns = ("context", "micro", "accumulation", "learning_rate", "budget_tokens", "precision")
     row = {
-        **{name: getattr(run, name) for name in own},
+        **{name: getattr(run, name) for name in columns},
         **{name: getattr(config, name) for name in ("layout", "d_model", "heads", "d_ff")},
         **measured,
         "parameters": parameter_count(config),
         "vocabulary": config.vocab_size,
         "corpus": run.data.title,
-        "corpus_fingerprint": rows["train"]["fingerprint"],
+        "corpus_fingerprint": splits["train"]["fingerprint"],
         "trained_tokens": trained,
         "updates": len(done),
-        "validation_tokens": rows["validation"]["tokens"] - 1,
-        "validation_characters": rows["validation"]["characters"],
-        "unigram_entropy": rows["validation"]["unigram_entropy"],
+        "validation_tokens": splits["validation"]["tokens"] - 1,
+        "validation_characters": splits["validation"]["characters"],
+        "unigram_entropy": splits["validation"]["unigram_entropy"],
         "init_hash": state.init_hash,
         "seconds": seconds,
         "tokens_per_second": trained / seconds if done else None,
@@ -314,10 +314,10 @@ def _write(
     }
     steps = zip(range(1, len(done) + 1), consumed, state.losses, state.norms, strict=True)
     losses = pd.DataFrame(steps, columns=["update", "tokens", "loss", "gradient_norm"])
-    known = records.key(run) | records.origin(run.hash, describe(device))
-    records.write(out / "losses.parquet", "losses", losses, known)
-    records.write(out / "probes.parquet", "probes", state.probes, known)
-    records.write(out / "run.parquet", "runs", [row], known)
+    shared = records.key(run) | records.origin(run.hash, describe(device))
+    records.write(out / "losses.parquet", "losses", losses, shared)
+    records.write(out / "probes.parquet", "probes", state.probes, shared)
+    records.write(out / "run.parquet", "runs", [row], shared)
 
 
 class _DivergedError(RunError):

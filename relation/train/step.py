@@ -53,7 +53,7 @@ class UpdateStep:
         self.reduce, self.documents = reduce, documents
         self.model, self.optimizer, self.device = model, optimizer, device
         self.precision, self.gradient_clip = precision, gradient_clip
-        self._loss = torch.compile(_with_own_code(summed_nll)) if compile else summed_nll
+        self._loss = torch.compile(_recompiled_copy(summed_nll)) if compile else summed_nll
         # The first update compiles, the second captures the compiled pass, later ones replay it.
         self._captures, self._compiled = compile and device.type == "cuda", False
         self._captured: _CapturedPass | None = None
@@ -136,13 +136,13 @@ def build_optimizer(
     decay_embedding: whether the tied embedding decays; decay_vectors: whether norms, lambda,
     angles, A_log and dt_bias do, which have fewer than two dimensions.
     """
-    decayed, plain = [], []
+    decayed, undecayed = [], []
     for name, parameter in model.named_parameters():
         decays = decay_embedding if name == "embedding.weight" else True
         if parameter.ndim < 2:
             decays = decay_vectors
-        (decayed if decays else plain).append(parameter)
-    groups = [(decayed, weight_decay), (plain, 0.0)]
+        (decayed if decays else undecayed).append(parameter)
+    groups = [(decayed, weight_decay), (undecayed, 0.0)]
     groups = [{"params": params, "weight_decay": decay} for params, decay in groups if params]
     return AdamW(groups, lr=learning_rate, betas=tuple(betas), eps=eps, fused=True)
 
@@ -261,7 +261,7 @@ class _SummedNLL(torch.autograd.Function):
         return dstates, (dweight * dloss).to(weight_dtype), None, None
 
 
-def _with_own_code(function: FunctionType) -> FunctionType:
+def _recompiled_copy(function: FunctionType) -> FunctionType:
     """A copy of a function without closure that shares nothing with it in torch.compile's cache.
 
     The cache belongs to the code object: after a graph break, what was compiled for one model can
