@@ -39,20 +39,20 @@ def _campaign(options: Options) -> Campaign:
     return load(options.config, **choices)
 
 
-def _check_hash(options: Options, found: str, what: str) -> None:
+def _check_hash(options: Options, hash: str, job: str) -> None:
     """Refuse a job whose specification is not the one that its rule was planned with."""
-    if options.hash not in (None, found):
+    if options.hash not in (None, hash):
         raise InputError(
-            f"{what}: its specification is {found}, planned was {options.hash}: the configuration "
+            f"{job}: its specification is {hash}, planned was {options.hash}: the configuration "
             "or the code of the plan changed meanwhile; start snakemake again"
         )
 
 
-def _begin(options: Options, found: str, what: str) -> None:
+def _begin(options: Options, hash: str, job: str) -> None:
     """Check the hash; then take one thread, as their number decides the order of sums."""
     import torch
 
-    _check_hash(options, found, what)
+    _check_hash(options, hash, job)
     torch.set_num_threads(1)
 
 
@@ -130,9 +130,9 @@ def _under_torchrun(processes: int) -> None:
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     with tempfile.TemporaryDirectory(prefix="torchrun-") as logs:
         # --local-addr: some machines cannot resolve their own name.
-        where = ["--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", str(processes)]
+        launch = ["--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", str(processes)]
         try:
-            run(parse_args([*where, "--log-dir", logs, "-m", "relation", *sys.argv[1:]]))
+            run(parse_args([*launch, "--log-dir", logs, "-m", "relation", *sys.argv[1:]]))
         except (ChildFailedError, SignalException):
             raise SystemExit(2) from None
 
@@ -155,8 +155,8 @@ def _length(campaign: Campaign, options: Options) -> Path:
         raise InputError(f"campaign {campaign.name} has no section `length`")
     _begin(options, campaign.length.hash(run), f"long texts of {run.name}")
     out = campaign.folder / "length" / run.name
-    given = (run, _data(campaign, run), _checkpoint(campaign, run), out, campaign.length)
-    measure(*given, campaign.runs_per_gpu)
+    data, checkpoint = _data(campaign, run), _checkpoint(campaign, run)
+    measure(run, data, checkpoint, out, campaign.length, campaign.runs_per_gpu)
     return out
 
 
@@ -257,12 +257,12 @@ def _plan(campaign: Campaign, options: Options) -> None:
         print(f"  {scale} {variant}: {parameter_count(next(models)):,} parameters")
     for data in {(run.data.title, run.data.path): run.data for run in campaign.runs}.values():
         streams = (data.source or {}).get("streams", ())
-        print(f"  text: {data.title}, {data.path or ', '.join(each['path'] for each in streams)}")
-    done = records.published_hashes("runs", campaign.name) if campaign.published else ()
-    shipped = [run for run in campaign.runs if run.hash in done]
+        print(f"  text: {data.title}, {data.path or ', '.join(s['path'] for s in streams)}")
+    published = records.published_hashes("runs", campaign.name) if campaign.published else ()
+    shipped = [run for run in campaign.runs if run.hash in published]
     print(f"{len(campaign.runs)} runs are chosen; {len(shipped)} of them are shipped.")
     if lacking := campaign.unmeasured(records.published_hashes):
-        kinds = " or ".join(sorted({kind for each in lacking.values() for kind in each}))
+        kinds = " or ".join(sorted({kind for kinds in lacking.values() for kind in kinds}))
         print(f"{len(lacking)} of these have no {kinds}, each because {WHY_UNMEASURED}.")
 
     # What is to be made: jobs by their folder, each counted by the one file that all of them write.
@@ -286,10 +286,10 @@ def _plan(campaign: Campaign, options: Options) -> None:
     disk = sum(4 * parameter_count(run.model) for run in runs) / 2**20  # FP32
     print(f"Training takes some {_duration(sum(hours.values()))} of one {unit} at expected speeds.")
     print(f"Checkpoints take {disk:,.0f} MiB of disk.")
-    others = [x.name for x in runs if (campaign.folder / f"runs/{x.name}/run.parquet").exists()]
-    if others:
-        print(f"These runs take the place of {len(others)} finished of another text or other keys:")
-        print(*(f"  {name}" for name in others[:3]), *["  ..."] * (len(others) > 3), sep="\n")
+    old = [run.name for run in runs if (campaign.folder / f"runs/{run.name}/run.parquet").exists()]
+    if old:
+        print(f"These runs take the place of {len(old)} finished of another text or other keys:")
+        print(*(f"  {name}" for name in old[:3]), *["  ..."] * (len(old) > 3), sep="\n")
     for run in runs if options.runs else ():
         print(run.name, run.hash)
     try:
@@ -304,22 +304,22 @@ def _status(campaign: Campaign, options: Options) -> None:
     counts, unmeasured = Counter(), campaign.unmeasured(records.published_hashes)
     for run in campaign.runs:
         record = campaign.folder / "runs" / run.name / "run.parquet"
-        said = _last_line(campaign.folder / "logs" / "train" / f"{run.name}.log", run.hash)
+        note = _last_line(campaign.folder / "logs" / "train" / f"{run.name}.log", run.hash)
         if run.hash in shipped:
             state = "shipped"
-            lacks = " or ".join(unmeasured.get(run.name, ()))
-            said = f"no {lacks}: {WHY_UNMEASURED}" if lacks else ""
+            kinds = " or ".join(unmeasured.get(run.name, ()))
+            note = f"no {kinds}: {WHY_UNMEASURED}" if kinds else ""
         elif records.is_made(record, "runs", run.hash):
             nll = records.read(record, "runs")["final_nll"].iloc[0]
-            state, said = "done", f"final NLL {nll:.4f} nat/token"
-        elif said.startswith("error:"):
+            state, note = "done", f"final NLL {nll:.4f} nat/token"
+        elif note.startswith("error:"):
             state = "failed"
-        elif (campaign.folder / "work" / f"{run.hash}.safetensors").exists() or said:
+        elif (campaign.folder / "work" / f"{run.hash}.safetensors").exists() or note:
             state = "begun"
         else:
-            state, said = "waiting", ""
+            state, note = "waiting", ""
         counts[state] += 1
-        print(f"{run.name:<44} {state:<8} {said}".rstrip())
+        print(f"{run.name:<44} {state:<8} {note}".rstrip())
     print(f"{campaign.title}: " + ", ".join(f"{n} {state}" for state, n in counts.items()))
 
 
@@ -438,12 +438,12 @@ def _run(arguments: list[str]) -> None:
     parser = build_parser()
     options, further = parser.parse_known_args(arguments)
     options.choices += further  # choices may also follow an option
-    if unknown := [each for each in further if each.startswith("-")]:
+    if unknown := [argument for argument in further if argument.startswith("-")]:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     campaign = None if options.call is _config else _campaign(options)
-    said = options.call(campaign, options)
-    if said is not None and options.hash is None:
-        print(said)
+    result = options.call(campaign, options)
+    if result is not None and options.hash is None:
+        print(result)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -466,15 +466,15 @@ def main(arguments: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except RelationError as error:
-        said = str(error)
+        message = str(error)
     except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
+        file = f"{error.filename}: " if error.filename else ""
         reason = error.strerror or str(error).partition("\n")[0]
-        said = f"{where}{reason}; mend that and run the same command again"
+        message = f"{file}{reason}; mend that and run the same command again"
     except ModuleNotFoundError as error:
         name = (error.name or "").partition(".")[0]
         if name in ("", "relation", "report"):
             raise
-        said = f"{name} is not installed; `make setup` installs all"
-    print(f"error: {said}", file=sys.stderr)
+        message = f"{name} is not installed; `make setup` installs all"
+    print(f"error: {message}", file=sys.stderr)
     return 2

@@ -58,9 +58,9 @@ def hash_of(value: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _nearest(name: str, known: Sequence[str]) -> str:
-    near = get_close_matches(name, known, 1)
-    return f"did you mean {near[0]!r}?" if near else f"choose among {', '.join(known)}"
+def _nearest(name: str, names: Sequence[str]) -> str:
+    near = get_close_matches(name, names, 1)
+    return f"did you mean {near[0]!r}?" if near else f"choose among {', '.join(names)}"
 
 
 def key(description: str, **bounds: Any) -> Any:
@@ -75,18 +75,18 @@ class Section(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _known(cls, values: Any) -> Any:
+    def _reject_unknown(cls, values: Any) -> Any:
         """Refuse an unknown key, with the nearest known one."""
-        known = list(cls.model_fields)
+        names = list(cls.model_fields)
         for name in values if isinstance(values, Mapping) else ():
-            if name not in known:
+            if name not in names:
                 of_model = name in ModelConfig.__dataclass_fields__
-                hint = _OF_MODEL if of_model else _nearest(str(name), known)
+                hint = _OF_MODEL if of_model else _nearest(str(name), names)
                 raise PydanticCustomError("unknown", f"unknown key {str(name)!r}; {hint}")
         return values
 
-    def given(self) -> dict[str, Any]:
-        """The keys that were given, with plain values."""
+    def as_dict(self) -> dict[str, Any]:
+        """The keys that the mapping sets, with plain values."""
         return self.model_dump(exclude_unset=True)
 
 
@@ -378,12 +378,12 @@ def campaign_values(name: str, folder: Path) -> dict:
         path = folder / f"{names[-1]}.yaml"
         if not path.is_file():
             hint = _nearest(str(names[-1]), sorted(p.stem for p in folder.glob("*.yaml")))
-            of = f" (base of {names[-2]})" if len(names) > 1 else ""
-            raise InputError(f"unknown campaign {names[-1]!r}{of}; {hint}")
-        own = read(path)
-        validated(CampaignSection, own, path.name)
-        values.append(own)
-        base = own.get("base")
+            base_of = f" (base of {names[-2]})" if len(names) > 1 else ""
+            raise InputError(f"unknown campaign {names[-1]!r}{base_of}; {hint}")
+        content = read(path)
+        validated(CampaignSection, content, path.name)
+        values.append(content)
+        base = content.get("base")
         if base in names:
             raise InputError(f"{path.name}: base {base!r} leads back to itself; remove one")
         names.append(base)
@@ -403,15 +403,15 @@ def validated(section: type[Section], values: Mapping, where: str) -> Any:
         return section.model_validate(values)
     except ValidationError as refused:
         errors = refused.errors(include_url=False)
-    error = min(errors, key=lambda each: (each["type"] != "unknown", len(each["loc"])))
+    error = min(errors, key=lambda error: (error["type"] != "unknown", len(error["loc"])))
     place, inside = [], values
     for part in error["loc"]:  # pydantic's location also names types and alternatives
         if isinstance(part, int) or (isinstance(inside, Mapping) and part in inside):
             inside = inside[part]
             place.append(str(part))
     value = "this" if isinstance(error["input"], Mapping) else repr(error["input"])[:80]
-    said = error["msg"].replace("Input", value, 1).splitlines()[0]
-    raise InputError(f"{where}: {'.'.join(place) or 'top level'}: {said}")
+    reason = error["msg"].replace("Input", value, 1).splitlines()[0]
+    raise InputError(f"{where}: {'.'.join(place) or 'top level'}: {reason}")
 
 
 def reference() -> str:
@@ -422,6 +422,6 @@ def reference() -> str:
         name, fields = section.__name__.removesuffix("Section"), section.model_fields
         lines += ["", f"## {name}", "", section.__doc__.strip(), ""]
         lines += ["| key | meaning |", "| --- | --- |"]
-        own = (n for n in section.__annotations__ if n in fields)
-        lines += [f"| `{n}` | {fields[n].description} |" for n in own]
+        names = (n for n in section.__annotations__ if n in fields)
+        lines += [f"| `{n}` | {fields[n].description} |" for n in names]
     return "\n".join(lines)

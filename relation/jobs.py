@@ -17,15 +17,18 @@ def non_defaults(values: Any, *names: str) -> dict[str, Any]:
 
     names: of these fields alone, if any are given.
     """
-    wanted = (each for each in fields(values) if not names or each.name in names)
-    found = ((each.name, getattr(values, each.name), each.default) for each in wanted)
-    return {name: _plain(value) for name, value, default in found if value != default}
+    changed = {}
+    for field in fields(values):
+        value = getattr(values, field.name)
+        if (not names or field.name in names) and value != field.default:
+            changed[field.name] = _plain(value)
+    return changed
 
 
 def _plain(value: Any) -> Any:
     if is_dataclass(value):
         return non_defaults(value)
-    return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +76,7 @@ class Data:
 class Run:
     """One training run: what `relation.config.Options` says of it, resolved.
 
-    init_key: what initial weights are keyed by beside the seed, where a pair does not share them;
+    init_key: keys the initial weights besides the seed, where a pair does not share them;
     further: of a pair beyond the matrix, which is trained and not diagnosed.
     """
 
@@ -127,10 +130,10 @@ class Run:
         """What determines the trained weights and the final loss."""
         schedule = ("context", "micro", "accumulation", "budget_tokens", "warmup_tokens")
         optimiser = ("learning_rate", "betas", "weight_decay", "gradient_clip", "adam_eps")
-        rest = ("decay_embedding", "decay_vectors", "plateau_fraction")
+        decay = ("decay_embedding", "decay_vectors", "plateau_fraction")
         text = ("document_mask", "init_key", "precision", "seed")
-        own = non_defaults(self, *schedule, *optimiser, *rest, *text)
-        return {**own, "model": non_defaults(self.model), "data": self.data.specification()}
+        options = non_defaults(self, *schedule, *optimiser, *decay, *text)
+        return {**options, "model": non_defaults(self.model), "data": self.data.specification()}
 
     @property
     def hash(self) -> str:
@@ -145,7 +148,7 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Side:
-    """What a benchmark measures beside others. position: in the paper's order."""
+    """One side of a benchmark's comparison. position: in the paper's order."""
 
     side: str
     variant: str
@@ -162,8 +165,8 @@ class _Job:
 
     @property
     def hash(self) -> str:
-        own = non_defaults(self)
-        return hash_of({n: v for n, v in own.items() if n not in ("campaign", "variation")})
+        values = non_defaults(self)
+        return hash_of({n: v for n, v in values.items() if n not in ("campaign", "variation")})
 
 
 @dataclass(frozen=True, kw_only=True)

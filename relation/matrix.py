@@ -1,7 +1,7 @@
 """From a campaign's values to its jobs.
 
 `Matrix` makes the runs, from the places that set their options, and their data. `bench_jobs`,
-`recall_jobs` and `check_job` make what is measured beside them, by the first variation's options.
+`recall_jobs` and `check_job` make the other measurements, by the first variation's options.
 """
 
 import os
@@ -22,10 +22,10 @@ _OF_WIDTH = {
     "sqrt(2/(5d))": lambda d: (2 / (5 * d)) ** 0.5,
     "sqrt(d)": lambda d: d**0.5,
 }
-_MODEL = [each.name for each in fields(ModelConfig) if each.name in Options.model_fields]
+_MODEL = [field.name for field in fields(ModelConfig) if field.name in Options.model_fields]
 # Options that a run or a model has a default for; all others are given.
 _DEFAULTS = {
-    each.name for kind in (Run, ModelConfig) for each in fields(kind) if each.default is not MISSING
+    f.name for kind in (Run, ModelConfig) for f in fields(kind) if f.default is not MISSING
 }
 # What a CPU cannot run; of these Triton's interpreter runs those named flash.
 _GPU_ALONE = (("mha", "cudnn"), ("full", "flex"), ("full", "flash"), ("linear", "flash"))
@@ -62,14 +62,14 @@ class Matrix:
 
         In each, what its `overrides` say of the variant comes last. changes: the variation.
         """
-        places, values = [], self.section.given()
-        for place in (values, values["scales"][scale], changes):
-            places += [place, place.get("overrides", {}).get(variant, {})]
+        levels, values = [], self.section.as_dict()
+        for level in (values, values["scales"][scale], changes):
+            levels += [level, level.get("overrides", {}).get(variant, {})]
         merged: dict = {"learning_rate_factor": 1.0, "backends": {}}
-        for place in places:
-            own = {name: value for name, value in place.items() if name in Options.model_fields}
-            backends = merged["backends"] | own.get("backends", {})
-            merged |= own | {"backends": backends}
+        for level in levels:
+            options = {name: value for name, value in level.items() if name in Options.model_fields}
+            backends = merged["backends"] | options.get("backends", {})
+            merged |= options | {"backends": backends}
         missing = [n for n in Options.model_fields if n not in merged and n not in _DEFAULTS]
         if missing:
             raise InputError(f"config/{self.name}.yaml: scale {scale} has no {missing[0]}; give it")
@@ -77,18 +77,18 @@ class Matrix:
 
     def data(self, corpus: str, vocabulary: int, readers: list[dict]) -> Data:
         """A prepared corpus; readers: the options of the runs that read it."""
-        known = self.section.corpora or {}
-        check_among(corpus, known, f"config/{self.name}.yaml: there is no corpus {corpus!r}")
-        values = {"title": corpus, **known[corpus].given()}
+        corpora = self.section.corpora or {}
+        check_among(corpus, corpora, f"config/{self.name}.yaml: there is no corpus {corpus!r}")
+        values = {"title": corpus, **corpora[corpus].as_dict()}
         streams, path = values.pop("streams", None), values.pop("path", None)
-        for each in streams or ():
-            if each.get("revision") is None and not Path(each["path"]).exists():
+        for stream in streams or ():
+            if stream.get("revision") is None and not Path(stream["path"]).exists():
                 raise InputError(
-                    f"config/{self.name}.yaml: corpora.{corpus}.streams: {each['path']} of the hub "
-                    "may change; give its commit as revision"
+                    f"config/{self.name}.yaml: corpora.{corpus}.streams: {stream['path']} of the "
+                    "hub may change; give its commit as revision"
                 )
         if self.corpus is not None:
-            path, streams = _texts(self.corpus)
+            path, streams = _path_or_streams(self.corpus)
             title = (path or Path(streams[0]["path"])).name
             values |= {"title": title, "fingerprint": None}
             if path is not None and path.is_file() and path.suffix == ".txt":
@@ -112,21 +112,21 @@ class Matrix:
 
     def model(self, where: str, variant: str, o: Mapping) -> ModelConfig:
         """The model of a variant by its options."""
-        rest = {name: o[name] for name in _MODEL if name in o}
-        for name, value in rest.items():
+        options = {name: o[name] for name in _MODEL if name in o} | {"vocab_size": o["vocabulary"]}
+        for name, value in options.items():
             if value in _OF_WIDTH:
-                rest[name] = _OF_WIDTH[value](o["d_model"])
-        if rest.get("linear_init") == "normal":
-            rest["linear_init"] = None
+                options[name] = _OF_WIDTH[value](o["d_model"])
+        if options.get("linear_init") == "normal":
+            options["linear_init"] = None
         try:
-            return ModelConfig.for_variant(variant, o["layers"], vocab_size=o["vocabulary"], **rest)
+            return ModelConfig.for_variant(variant, o["layers"], **options)
         except InputError as error:
             raise InputError(f"{where}: {error}") from None
 
-    def run(self, key: tuple, data: Data, o: dict, further: bool) -> Run:
+    def run(self, address: tuple, data: Data, o: dict, further: bool) -> Run:
         """One run. Raises InputError where its values contradict each other."""
-        named = dict(zip(("scale", "variation", "variant", "seed"), key, strict=True))
-        scale, variation, variant, _ = key
+        named = dict(zip(("scale", "variation", "variant", "seed"), address, strict=True))
+        scale, variation, variant, _ = address
         where = f"config/{self.name}.yaml: scale {scale}, variation {variation}, variant {variant}"
         tokens = o["micro"] * o["accumulation"] * o["context"]
         if tokens != o["tokens_per_update"]:
@@ -141,8 +141,8 @@ class Matrix:
                 f"of {o['budget_tokens']} tokens; lower them"
             )
         _check_backends(where, variant, o)
-        taken = {each.name: o[each.name] for each in fields(Run) if each.name in o}
-        taken |= {
+        options = {field.name: o[field.name] for field in fields(Run) if field.name in o}
+        options |= {
             "betas": tuple(o["betas"]),
             "learning_rate": o["learning_rate"] * o["learning_rate_factor"],
             "document_mask": None if o.get("document_mask") == "none" else o.get("document_mask"),
@@ -158,21 +158,21 @@ class Matrix:
             init_key=variant if separate else None,
             further=further,
             **named,
-            **taken,
+            **options,
         )
 
     def runs(self) -> tuple[list[Run], dict[str, Data], dict[str, str]]:
         """Every run, each specification once; the corpora; variations that equal earlier ones."""
-        wanted: dict[tuple, tuple[dict, bool]] = {}  # by address: options, and whether further
+        planned: dict[tuple, tuple[dict, bool]] = {}  # by address: options, and whether further
         readers: dict[tuple, list[dict]] = {}  # options by corpus and vocabulary
         # A scale counts as it is too, whatever the variations leave of it.
-        for scale, at in self.section.scales.items():
-            for variant in PAIRED if at.variants is None else at.variants:
+        for scale, section in self.section.scales.items():
+            for variant in PAIRED if section.variants is None else section.variants:
                 o = self.options(scale, variant)
                 readers.setdefault((o["corpus"], o["vocabulary"]), []).append(o)
         for variation, changes in self.variations.items():
             scales = changes.get("scales", self.section.scales)
-            for scale in (each for each in self.section.scales if each in scales):
+            for scale in (name for name in self.section.scales if name in scales):
                 variants = changes.get("variants", self.section.scales[scale].variants)
                 seeds = changes.get("seeds") or self.section.seeds or []
                 further = (self.section.further_seeds or {}).get(scale, [])
@@ -181,23 +181,23 @@ class Matrix:
                     o = self.options(scale, variant, changes)
                     readers.setdefault((o["corpus"], o["vocabulary"]), []).append(o)
                     for seed in (*seeds, *(further if variant in PAIRED else ())):
-                        wanted[scale, variation, variant, seed] = (o, seed in further)
+                        planned[scale, variation, variant, seed] = (o, seed in further)
         data = {names: self.data(*names, options) for names, options in readers.items()}
-        found: dict[str, Run] = {}
+        runs: dict[str, Run] = {}
         equals: dict[str, str] = {}
-        for key, (o, further) in wanted.items():
-            run = self.run(key, data[o["corpus"], o["vocabulary"]], o, further)
+        for address, (o, further) in planned.items():
+            run = self.run(address, data[o["corpus"], o["vocabulary"]], o, further)
             # Equal runs are trained once: the first variation's.
-            equals[run.variation] = found.setdefault(run.hash, run).variation
-        for run in found.values():  # a variation with a run of its own equals none
+            equals[run.variation] = runs.setdefault(run.hash, run).variation
+        for run in runs.values():  # a variation with a run of its own equals none
             equals.pop(run.variation, None)
-        return list(found.values()), {each.name: each for each in data.values()}, equals
+        return list(runs.values()), {corpus.name: corpus for corpus in data.values()}, equals
 
-    # For what is measured beside the runs: the options of the first variation.
+    # Benchmarks, recall and checks take the options of the first variation.
 
     @property
     def key(self) -> dict[str, str]:
-        """Campaign and variation of what is measured beside the runs."""
+        """Campaign and variation of benchmarks, recall and checks."""
         return {"campaign": self.name, "variation": next(iter(self.variations))}
 
     def at(self, scale: str, variant: str = "full") -> dict:
@@ -208,8 +208,8 @@ class Matrix:
         """The optimiser of a benchmark or of associative recall, without its rate."""
         o = self.at(scale)
         names = ("betas", "weight_decay", "decay_embedding", "gradient_clip")
-        found = {name: o[name] for name in names} | {"eps": o["adam_eps"]}
-        return found | ({"decay_vectors": True} if o["decay_vectors"] else {})
+        options = {name: o[name] for name in names} | {"eps": o["adam_eps"]}
+        return options | ({"decay_vectors": True} if o["decay_vectors"] else {})
 
     def model_at(self, scale: str, variant: str) -> ModelConfig:
         """The model of a variant at a scale."""
@@ -217,7 +217,7 @@ class Matrix:
         return self.model(where, variant, self.at(scale, variant))
 
 
-def _texts(corpus: str) -> tuple[Path | None, list[dict] | None]:
+def _path_or_streams(corpus: str) -> tuple[Path | None, list[dict] | None]:
     """What corpus= names: a path, or else a data set of the hub, OWNER/NAME@REVISION."""
     path = Path(corpus)
     if path.exists():
@@ -245,19 +245,20 @@ def _check_backends(where: str, variant: str, o: Mapping) -> None:
 
 
 def sides(matrix: Matrix, benchmark: str, scale: str) -> Iterator[Side]:
-    """What a benchmark measures beside each other."""
-    systems, at = matrix.section.systems, getattr(matrix.section.systems, benchmark)
+    """The sides of a benchmark's comparison."""
+    systems, section = matrix.section.systems, getattr(matrix.section.systems, benchmark)
     o = {variant: matrix.at(scale, variant) for variant in _DECODED}
-    own = {variant: options["backends"] for variant, options in o.items()}
-    mha, reference = ("mha", "mha", systems.baseline.given()), {"full": "reference"}
-    flash, linear = ("full", "full", {"full": systems.flash}), ("linear", "linear", own["linear"])
+    mha, reference = ("mha", "mha", systems.baseline.as_dict()), {"full": "reference"}
+    flash = ("full", "full", {"full": systems.flash})  # a side's name, its variant, its backends
+    linear = ("linear", "linear", o["linear"]["backends"])
     if benchmark == "fixed":
         forms = [("reference", "full", reference), flash]
         if o["full"]["compile"]:
             forms.append(("reference-compiled", "full", {"full": "materialised"}))
     elif benchmark == "matched":
-        forms = [mha, flash, *((f"mha-{peer}", "mha", {"mha": peer}) for peer in at.peers or ())]
-        forms += ((v, v, matrix.at(scale, v)["backends"]) for v in at.variants or ())
+        forms = [mha, flash]
+        forms += ((f"mha-{peer}", "mha", {"mha": peer}) for peer in section.peers or ())
+        forms += ((v, v, matrix.at(scale, v)["backends"]) for v in section.variants or ())
     elif benchmark == "linear_steady":
         forms = [linear]
     elif benchmark == "linear_long":
@@ -265,14 +266,14 @@ def sides(matrix: Matrix, benchmark: str, scale: str) -> Iterator[Side]:
     elif benchmark == "complexity":
         forms = [mha, ("full-reference", "full", reference), ("full-flash", *flash[1:]), linear]
     else:
-        forms = [(f"{v} T={{T}} x {{rows}}", v, backends) for v, backends in own.items()]
-    if isinstance(at, Batches):
-        cells = [(at.context or o["full"]["context"], *at.batches[scale])]
+        forms = [(f"{v} T={{T}} x {{rows}}", v, options["backends"]) for v, options in o.items()]
+    if isinstance(section, Batches):
+        cells = [(section.context or o["full"]["context"], *section.batches[scale])]
     elif benchmark == "linear_long":
         tokens = o["linear"]["tokens_per_update"]
-        cells = [(T, 1, max(1, tokens // T)) for T in at.contexts]
+        cells = [(T, 1, max(1, tokens // T)) for T in section.contexts]
     else:
-        cells = [(T, rows, 1) for T in at.contexts for rows in at.rows or [1]]
+        cells = [(T, rows, 1) for T in section.contexts for rows in section.rows or [1]]
     for name, variant, backends in forms:
         for position, (T, micro, accumulation) in enumerate(cells):
             yield Side(
@@ -289,10 +290,11 @@ def sides(matrix: Matrix, benchmark: str, scale: str) -> Iterator[Side]:
 
 def bench_jobs(matrix: Matrix) -> list[Bench]:
     """Every systems benchmark (Appendix F)."""
-    systems, found = matrix.section.systems, []
+    systems, benches = matrix.section.systems, []
     for name in _BENCHMARKS if systems else ():
-        at = getattr(systems, name)
-        for scale in () if at is None else (getattr(at, "batches", None) or [at.scale]):
+        section = getattr(systems, name)
+        scales = () if section is None else getattr(section, "batches", None) or [section.scale]
+        for scale in scales:
             where = f"config/{matrix.name}.yaml: systems.{name}"
             check_among(scale, matrix.section.scales, f"{where} names scale {scale!r}")
             o = matrix.at(scale)
@@ -305,8 +307,8 @@ def bench_jobs(matrix: Matrix) -> list[Bench]:
                 **{n: o[n] for n in ("precision", "compile", "device")},
                 **{n: getattr(systems, n) for n in _ROUNDS},
             )
-            found.append(bench)
-    return found
+            benches.append(bench)
+    return benches
 
 
 def recall_jobs(matrix: Matrix) -> list[Recall]:
@@ -322,25 +324,25 @@ def recall_jobs(matrix: Matrix) -> list[Recall]:
                 f"a vocabulary of at least {2 * pairs + 2}; {length} and {section.vocabulary} "
                 "are given"
             )
-    taken = {each.name for each in fields(Recall)} & section.given().keys()
-    taken = {name: _frozen(getattr(section, name)) for name in taken}
-    found = []
+    names = {field.name for field in fields(Recall)} & section.as_dict().keys()
+    options = {name: _frozen(getattr(section, name)) for name in names}
+    recalls = []
     for mixer in section.mixers:
         layout, variant = _RECALLED[mixer]
-        like, o = matrix.model_at(scale, variant), matrix.at(scale, variant)
+        base, o = matrix.model_at(scale, variant), matrix.at(scale, variant)
         if section.warmup_updates > o["plateau_fraction"] * section.updates:
             raise InputError(f"{where}: warmup_updates reach beyond the plateau; lower them")
         shape = {"layout": layout, "vocab_size": section.vocabulary, "heads": section.heads}
         recall = Recall(
             **matrix.key,
             mixer=mixer,
-            models=tuple(replace(like, d_model=d, d_ff=2 * d, **shape) for d in section.widths),
+            models=tuple(replace(base, d_model=d, d_ff=2 * d, **shape) for d in section.widths),
             optimizer=matrix.optimizer(scale) | {"eps": section.adam_eps},
             **{n: o[n] for n in ("plateau_fraction", "precision", "device", "compile", "backends")},
-            **taken,
+            **options,
         )
-        found.append(recall)
-    return found
+        recalls.append(recall)
+    return recalls
 
 
 def check_job(matrix: Matrix) -> Check | None:
@@ -351,29 +353,30 @@ def check_job(matrix: Matrix) -> Check | None:
     geometry = {scale: matrix.at(scale) for scale in scales}
     o = next(iter(geometry.values()))
     length, micro, draws = _CHECKED[o["precision"]]
-    sides: list[tuple[str, Side]] = []  # beside the scale that each is of
+    sides: list[tuple[str, Side]] = []  # (scale, side)
     for name, variant in VARIANTS.items():
         pattern = len(variant.pattern)
-        found = [scale for scale in scales if name in (scales[scale].variants or ())]
-        if not found and (name in PAIRED or name not in ARMS):
-            found = [scale for scale in scales if geometry[scale]["layers"] % pattern == 0]
-        for scale in found[:1]:
-            own, whole = matrix.at(scale, name), matrix.model_at(scale, name)
+        trained_at = [scale for scale in scales if name in (scales[scale].variants or ())]
+        if not trained_at and (name in PAIRED or name not in ARMS):
+            trained_at = [scale for scale in scales if geometry[scale]["layers"] % pattern == 0]
+        for scale in trained_at[:1]:
+            options, model = matrix.at(scale, name), matrix.model_at(scale, name)
             layers = max(2, pattern)  # two hold both pairings of heads
             side = Side(
                 side=name,
                 variant=name,
-                backends=own["backends"],
-                model=replace(whole, layout=whole.layout[:layers]),
-                context=min(length, own["context"]),
-                micro=min(micro, own["micro"]),
+                backends=options["backends"],
+                model=replace(model, layout=model.layout[:layers]),
+                context=min(length, options["context"]),
+                micro=min(micro, options["micro"]),
                 accumulation=2,
             )
             sides.append((scale, side))
     shapes: dict[tuple, dict] = {}
-    for scale, g in geometry.items():
+    for scale, options in geometry.items():
         # Heads do not meet in the operator: two are enough. Scales of one shape are checked once.
-        shape = (min(2, g["heads"]), g["context"], g["d_model"] // g["heads"])
+        heads = options["heads"]
+        shape = (min(2, heads), options["context"], options["d_model"] // heads)
         named = zip(("heads", "length", "width"), shape, strict=True)
         shapes.setdefault(shape, {"scale": scale, **dict(named)})
     return Check(

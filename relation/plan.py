@@ -75,12 +75,12 @@ class Campaign:
     that each changes; columns: of the report; settings: what `load` makes this of again.
     """
 
-    def __init__(self, choice: Choice, given: Mapping, values: Mapping):
-        """given: what `choice` was validated from; values: of config/<campaign>.yaml, merged."""
+    def __init__(self, choice: Choice, choices: Mapping, values: Mapping):
+        """choices: what `choice` was validated from; values: of config/<campaign>.yaml, merged."""
         name = choice.campaign
         section = validated(CampaignSection, values, f"config/{name}.yaml")
-        values = section.given()
-        self.settings = {**given, "settings": values}
+        values = section.as_dict()
+        self.settings = {**choices, "settings": values}
         self.name, self.folder, self.device = name, Path("results", name), section.device
         self.title, self.corpus = section.title or name, choice.corpus
         self.description, self.notice = section.description or "", section.notice or ""
@@ -89,7 +89,7 @@ class Campaign:
         self.diagnosed = tuple(PAIRED if section.diagnosed is None else section.diagnosed)
         self.efficiency_window = section.efficiency_window or 0.01
         self.expected_tokens_per_second = {
-            scale: at.expected_tokens_per_second or 1.0 for scale, at in section.scales.items()
+            name: scale.expected_tokens_per_second or 1.0 for name, scale in section.scales.items()
         }
         self.length = section.length
 
@@ -98,10 +98,10 @@ class Campaign:
         chosen = _chosen("variations", choice.variations, variations, name)
         scales = self.scales = _chosen("scales", choice.scales, section.scales, name)
         if choice.vary:
-            varied, changes = _vary(choice.vary)
+            varied, changes = _one_off(choice.vary)
             base = variations[chosen[0]]
-            own = [scale for scale in scales if scale in base.get("scales", scales)]
-            variations[varied] = {**base, "title": varied, "scales": own, **changes}
+            base_scales = [scale for scale in scales if scale in base.get("scales", scales)]
+            variations[varied] = {**base, "title": varied, "scales": base_scales, **changes}
             chosen.append(varied)
         matrix = self.matrix = Matrix(name, section, choice.corpus, variations)
         self.planned, self.data, equals = matrix.runs()
@@ -111,39 +111,39 @@ class Campaign:
         # What is chosen of it. Linear Relation is benchmarked although no scale trains it.
         seeds = _chosen("seeds", choice.seeds, (run.seed for run in self.planned), name)
         trained = {run.variant for run in self.planned}
-        offered = [each for each in VARIANTS if each in trained]
-        silent = () if "linear" in trained else ("linear",)
-        variants = _chosen("variants", choice.variants, offered, name, silent)
+        offered = [variant for variant in VARIANTS if variant in trained]
+        unlisted = () if "linear" in trained else ("linear",)
+        variants = _chosen("variants", choice.variants, offered, name, unlisted)
 
-        def kept(found: Iterable) -> Iterable:
-            return (each for each in found if each.variation in chosen and each.scale in scales)
+        def chosen_jobs(jobs: Iterable) -> Iterable:
+            return (job for job in jobs if job.variation in chosen and job.scale in scales)
 
-        kept_runs = kept(self.planned)
-        self.runs = [run for run in kept_runs if run.variant in variants and run.seed in seeds]
+        runs = chosen_jobs(self.planned)
+        self.runs = [run for run in runs if run.variant in variants and run.seed in seeds]
         if not self.runs:
             raise InputError(
                 f"campaign {name} has no run left under these choices; see config.yaml"
             )
-        found = kept(bench_jobs(matrix))
-        self.benchmarks = [b for b in found if any(s.variant in variants for s in b.sides)]
-        whole = not choice.variants
-        self.recall = [each for each in recall_jobs(matrix) if whole or each.mixer in variants]
+        benches = chosen_jobs(bench_jobs(matrix))
+        self.benchmarks = [b for b in benches if any(s.variant in variants for s in b.sides)]
+        every = not choice.variants
+        self.recall = [job for job in recall_jobs(matrix) if every or job.mixer in variants]
         self.check = check_job(matrix)
 
         # The report's columns: those that the campaign names, or the variations that are chosen.
-        columns = [self._setting(**each.given()) for each in section.columns or ()]
-        columns = columns or [self._setting(each) for each in chosen]
+        columns = [self._setting(**column.as_dict()) for column in section.columns or ()]
+        columns = columns or [self._setting(variation) for variation in chosen]
         if choice.vary:  # first what it varies, and the one-off itself the last of four
             first = next((c for c in columns if c.variation == chosen[0]), self._setting(chosen[0]))
             others = [c for c in columns if c not in (first, self._setting(varied))]
             columns = [first, *others[:2], self._setting(varied, varies=chosen[0])]
         self.columns = columns[:4]
 
-    def _setting(self, variation: str, **given: Any) -> Setting:
-        """A column of the report; given: what the campaign says of it."""
-        known = {"title": self.variations.get(variation, {}).get("title", ""), **given}
-        scales = known.pop("scales", None)
-        return Setting(self.name, variation, scales and tuple(scales), **known)
+    def _setting(self, variation: str, **options: Any) -> Setting:
+        """A column of the report; options: what the campaign says of it."""
+        values = {"title": self.variations.get(variation, {}).get("title", ""), **options}
+        scales = values.pop("scales", None)
+        return Setting(self.name, variation, scales and tuple(scales), **values)
 
     def options(self, scale: str, variation: str, variant: str = "full") -> dict[str, Any]:
         """The options of a run by name, as plain values."""
@@ -170,40 +170,41 @@ class Campaign:
         shipped: the hashes that results/published has of a kind and campaign.
         """
         done = {kind: shipped(kind, self.name) if self.published else () for kind in _SHIPPED}
-        made: dict[str, str] = {}
+        files: dict[str, str] = {}
         corpora: list[str] = []  # what these jobs read
         for run in (run for run in self.runs if run.hash not in done["runs"]):
             corpora.append(run.data.name)
-            made |= {f"runs/{run.name}/{n}.parquet": run.hash for n in ("run", "losses", "probes")}
+            files |= {f"runs/{run.name}/{n}.parquet": run.hash for n in ("run", "losses", "probes")}
             for kind, hash in self.measured(run).items():
                 folder, names = _MEASURED[kind]
-                made |= {f"{folder}/{run.name}/{name}.parquet": hash for name in names}
+                files |= {f"{folder}/{run.name}/{name}.parquet": hash for name in names}
         for bench in self.benchmarks:
             if bench.hash not in done[bench.kind]:
                 corpora += self.corpora_of(bench)
-                made[f"bench/{bench.benchmark}/{bench.scale}.parquet"] = bench.hash
-        for each in self.recall:
-            if each.hash not in done["recall"]:
-                made[f"recall/{each.mixer}.parquet"] = each.hash
+                files[f"bench/{bench.benchmark}/{bench.scale}.parquet"] = bench.hash
+        for recall in self.recall:
+            if recall.hash not in done["recall"]:
+                files[f"recall/{recall.mixer}.parquet"] = recall.hash
         if self.check and self.check.hash not in done["gradients"]:
-            made |= {f"check/{n}.parquet": self.check.hash for n in ("operators", "gradients")}
-        return {f"data/{name}/data.parquet": self.data[name].hash for name in corpora} | made
+            files |= {f"check/{n}.parquet": self.check.hash for n in ("operators", "gradients")}
+        return {f"data/{name}/data.parquet": self.data[name].hash for name in corpora} | files
 
     def unmeasured(self, shipped: Callable[[str, str], Collection[str]]) -> dict[str, list[str]]:
         """Of shipped runs, by name: which of flow and lengths are planned and not shipped."""
         done = {kind: shipped(kind, self.name) for kind in ("runs", "flow", "lengths")}
-        found = {}
+        kinds_by_run = {}
         for run in self.runs if self.published else ():
-            lacks = [kind for kind, hash in self.measured(run).items() if hash not in done[kind]]
-            if run.hash in done["runs"] and lacks:
-                found[run.name] = lacks
-        return found
+            kinds = [kind for kind, hash in self.measured(run).items() if hash not in done[kind]]
+            if run.hash in done["runs"] and kinds:
+                kinds_by_run[run.name] = kinds
+        return kinds_by_run
 
     def hashes(self) -> set[str]:
         """The hash of every specification of the whole campaign."""
-        found = {h for r in self.planned for h in (r.hash, r.flow_hash, *self.measured(r).values())}
-        rest = (*self.benchmarks, *self.recall, *self.data.values(), *filter(None, [self.check]))
-        return found | {each.hash for each in rest}
+        jobs = (*self.benchmarks, *self.recall, *self.data.values(), *filter(None, [self.check]))
+        hashes = {job.hash for job in (*self.planned, *jobs)}
+        measured = (hash for run in self.planned for hash in self.measured(run).values())
+        return hashes.union(measured, (run.flow_hash for run in self.planned))
 
     def corpora_of(self, bench: Bench) -> list[str]:
         """The names of the corpora that a benchmark reads: training steps one, others none."""
@@ -212,19 +213,19 @@ class Campaign:
 
     def run(self, name: str) -> Run:
         """A run by its address, chosen or not. Raises InputError where there is none."""
-        found = (run for run in self.planned if run.name == name)
+        runs = (run for run in self.planned if run.name == name)
         address = "an address is SCALE/VARIATION/VARIANT/SEED"
-        return _one(found, f"campaign {self.name} has no run {name!r}; {address}")
+        return _first(runs, f"campaign {self.name} has no run {name!r}; {address}")
 
     def bench(self, benchmark: str, scale: str) -> Bench:
         """A benchmark. Raises InputError where the campaign has none."""
-        found = (b for b in self.benchmarks if (b.benchmark, b.scale) == (benchmark, scale))
-        return _one(found, f"campaign {self.name} has no benchmark {benchmark}/{scale}")
+        benches = (b for b in self.benchmarks if (b.benchmark, b.scale) == (benchmark, scale))
+        return _first(benches, f"campaign {self.name} has no benchmark {benchmark}/{scale}")
 
     def recall_of(self, mixer: str) -> Recall:
         """A mixer's recall. Raises InputError where the campaign has none."""
-        found = (each for each in self.recall if each.mixer == mixer)
-        return _one(found, f"campaign {self.name} has no recall of {mixer!r}")
+        recalls = (recall for recall in self.recall if recall.mixer == mixer)
+        return _first(recalls, f"campaign {self.name} has no recall of {mixer!r}")
 
     def gpu_jobs(self) -> int:
         """How many jobs run at once on this machine's GPUs; 1 on a CPU, where cores count."""
@@ -251,38 +252,39 @@ class Campaign:
 
     def measured(self, run: Run) -> dict[str, str]:
         """What is measured on a run's checkpoint: the hash of each kind, flow and lengths."""
-        at, found = self.length, {}
+        long, hashes = self.length, {}
         if run.variant in self.diagnosed:
-            found["flow"] = run.flow_hash
-        if at and run.variant in at.variants and run.scale in (at.scales or [run.scale]):
-            found["lengths"] = at.hash(run)
-        return {} if run.further else found
+            hashes["flow"] = run.flow_hash
+        if long and run.variant in long.variants and run.scale in (long.scales or [run.scale]):
+            hashes["lengths"] = long.hash(run)
+        return {} if run.further else hashes
 
 
-def _one(found: Iterable, problem: str) -> Any:
-    value = next(iter(found), None)
-    if value is None:
+def _first(jobs: Iterable, problem: str) -> Any:
+    job = next(iter(jobs), None)
+    if job is None:
         raise InputError(f"{problem}; `python -m relation plan --runs` lists what it has")
-    return value
+    return job
 
 
 def _variations(values: Mapping, name: str) -> dict[str, dict]:
     """The variations of a campaign by name: combined ones first, then those that are listed."""
-    found: dict[str, dict] = {}
-    for parts in product(*(each.items() for each in values.get("cross", ()))):
+    variations: dict[str, dict] = {}
+    for parts in product(*(mapping.items() for mapping in values.get("cross", ()))):
         if parts:
-            joined = "-".join(key for key, _ in parts)
-            found[joined] = {key: value for _, change in parts for key, value in change.items()}
+            joined = variations["-".join(key for key, _ in parts)] = {}
+            for _, change in parts:
+                joined |= change
     for key, change in values.get("variations", {}).items():
-        found[key] = {**found.get(key, {}), **change}
-    for key, change in found.items():
+        variations[key] = {**variations.get(key, {}), **change}
+    for key, change in variations.items():
         for scale in change.get("scales", ()):
             where = f"config/{name}.yaml: variations.{key}.scales"
             check_among(scale, values["scales"], f"{where} names {scale!r}")
-    return found or {UNCHANGED: {}}
+    return variations or {UNCHANGED: {}}
 
 
-def _vary(text: str) -> tuple[str, dict]:
+def _one_off(text: str) -> tuple[str, dict]:
     """A one-off variation, "learning_rate=2e-2 layers=4": its name and its changes."""
     changes = {}
     for part in text.split():
@@ -290,21 +292,21 @@ def _vary(text: str) -> tuple[str, dict]:
         if not equals:
             raise InputError(f"vary={text}: {part!r} is no KEY=VALUE; see config.yaml")
         changes[key] = parsed(value)
-    changes = validated(Variation, changes, "vary").given()
+    changes = validated(Variation, changes, "vary").as_dict()
     return re.sub(r"[^0-9A-Za-z._=+-]", "_", "+".join(text.split())), changes
 
 
-def _chosen(key: str, given: Any, offered: Iterable, campaign: str, silent: tuple = ()) -> list:
+def _chosen(key: str, choice: Any, offered: Iterable, campaign: str, unlisted: tuple = ()) -> list:
     """What a choice of config.yaml leaves of what is offered. InputError for anything else."""
     offered = list(dict.fromkeys(offered))
-    if given is None:
-        return [*offered, *silent]
-    items = given.split(",") if isinstance(given, str) else given
-    wanted = {str(item).strip() for item in (items if isinstance(items, list) else [items])}
-    for item in sorted(wanted - set(map(str, silent))):
+    if choice is None:
+        return [*offered, *unlisted]
+    items = choice.split(",") if isinstance(choice, str) else choice
+    names = {str(item).strip() for item in (items if isinstance(items, list) else [items])}
+    for item in sorted(names - set(map(str, unlisted))):
         problem = f"{key}={item}: campaign {campaign} has no such {key[:-1]}"
         check_among(item, list(map(str, offered)), problem)
-    return [each for each in (*offered, *silent) if str(each) in wanted]
+    return [item for item in (*offered, *unlisted) if str(item) in names]
 
 
 def load(config: Path | Mapping = CONFIG, **overrides: Any) -> Campaign:
@@ -328,8 +330,8 @@ def load(config: Path | Mapping = CONFIG, **overrides: Any) -> Campaign:
     campaign = Campaign(choice, raw, campaign_values(choice.campaign, folder))
     # A base's texts may go unread; what the campaign's own file gives is meant to be read.
     used = dict.fromkeys(data.corpus for data in campaign.data.values())
-    for name, given in read(folder / f"{choice.campaign}.yaml").get("corpora", {}).items():
-        if given is not None and name not in used:
+    for name, corpus in read(folder / f"{choice.campaign}.yaml").get("corpora", {}).items():
+        if corpus is not None and name not in used:
             raise InputError(
                 f"config/{choice.campaign}.yaml: corpora.{name}: no scale reads it; they read "
                 f"{', '.join(used)}; give a variation `corpus: {name}`"

@@ -98,14 +98,14 @@ class ModelConfig:
     null_logit: bool = False
 
     def __post_init__(self):
-        for each in fields(self):
-            check_type(each.name, getattr(self, each.name), each.type)
+        for option in fields(self):
+            check_type(option.name, getattr(self, option.name), option.type)
         for name in ("vocab_size", "d_model", "heads", "d_ff"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} is {getattr(self, name)}; it must be at least 1")
         d, heads, shared = self.d_model, self.heads, self.shared_heads
         mixes_heads = self.givens and not set(self.layout).isdisjoint((FULL, LINEAR))
-        for fits, otherwise in (
+        for fits, problem in (
             (self.layout and not set(self.layout) - set(MIXERS),
              f"layout {self.layout!r} must be letters of {''.join(MIXERS)}"),
             (d % heads == 0, f"d_model {d} is not divisible by {heads} heads; give a multiple"),
@@ -126,11 +126,11 @@ class ModelConfig:
              f"linear_init is {self.linear_init!r}; give 'torch' or None"),
         ):  # fmt: skip
             if not fits:
-                raise InputError(otherwise)
+                raise InputError(problem)
 
     @classmethod
-    def for_variant(cls, variant: str, layers: int, heads: int, **rest) -> "ModelConfig":
-        """The model of a named variant on a backbone; `rest` are further fields."""
+    def for_variant(cls, variant: str, layers: int, heads: int, **options) -> "ModelConfig":
+        """The model of a named variant on a backbone; `options` are further fields."""
         check_among(variant, VARIANTS, f"unknown variant {variant!r}")
         title, pattern = VARIANTS[variant].title, VARIANTS[variant].pattern
         if layers < 1 or layers % len(pattern):
@@ -139,7 +139,7 @@ class ModelConfig:
                 f"{len(pattern)}"
             )
         layout = pattern * (layers // len(pattern))
-        return cls(**{"layout": layout, "heads": heads, **rest, **VARIANTS[variant].changes})
+        return cls(**{"layout": layout, "heads": heads, **options, **VARIANTS[variant].changes})
 
     @property
     def layers(self) -> int:
