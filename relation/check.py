@@ -205,6 +205,7 @@ def expanded(p1: Tensor, p2: Tensor, info: Tensor, g: Tensor) -> tuple[Tensor, T
     log_retained = cumulative[:, :, :, None] - cumulative[:, :, None]  # (B, H, t, j, D)
     history = torch.ones(log_retained.shape[2:4], device=g.device).tril(-1).bool()[..., None]
     retained = log_retained.masked_fill(~history, -torch.inf).exp()
+    # E_t = sum over j < t of (read_t . D_t ... D_{j+1} write_j) I_j; d the retained channel.
     exchange = torch.einsum("bhtd,bhtjd,bhjd,bhje->bhte", read, retained, write, info)
     remains = (cumulative[:, :, -1:] - cumulative).exp() * write
     return info + exchange, remains.mT @ info
@@ -246,9 +247,9 @@ def history_errors(operator: Operator, states: Tensor, share: Tensor, parameter:
         leaks.append((output(*later) - y)[:, :, :t].abs().max())
         info = states[2].clone()
         info[:, :, t] = replacements[2, :, :, t]
-        gained, moved = (info - states[2])[:, :, t].double(), output(*states[:2], info)
-        residual = (moved - y)[:, :, t] - share[:, :, t, None] * gained  # (1, H, D)
-        scale = torch.stack([x.abs().max() for x in (y, moved, gained)]).max()
+        change, changed = (info - states[2])[:, :, t].double(), output(*states[:2], info)
+        residual = (changed - y)[:, :, t] - share[:, :, t, None] * change  # (1, H, D)
+        scale = torch.stack([x.abs().max() for x in (y, changed, change)]).max()
         unexplained.append(residual.abs().max() / scale)
     return {
         _TO_THE_BIT: torch.stack(leaks).max().item(),
@@ -351,8 +352,8 @@ def _draw_tokens(side: Side, seed: int, device: torch.device) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     vocabulary = side.model.vocab_size
     shape = (side.accumulation, side.micro, side.context + 1)
-    drawn = torch.rand(shape, generator=generator, dtype=torch.float64)
-    return ((vocabulary + 1) ** drawn).long().clamp(1, vocabulary).sub(1).to(device)
+    uniform = torch.rand(shape, generator=generator, dtype=torch.float64)
+    return ((vocabulary + 1) ** uniform).long().clamp(1, vocabulary).sub(1).to(device)
 
 
 def _eager_gradients(model: Decoder, tokens: Tensor, precision: str) -> dict[str, Tensor]:

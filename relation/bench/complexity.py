@@ -19,9 +19,9 @@ def operator(side: Side, precision: str, device: torch.device, context: int):
     H, D = model.heads, model.head_dim
     call = get_backend(name, side.backends[name], device).call
     generator = torch.Generator().manual_seed(0)
-    drawn = torch.randn(4, 1, H, context, D, generator=generator)
+    states = torch.randn(4, 1, H, context, D, generator=generator)
     # p1, p2, info; of MHA q, k, v
-    *inputs, dy = drawn.to(device, DTYPES[precision]).unbind()
+    *inputs, dy = states.to(device, DTYPES[precision]).unbind()
     inputs = [x.requires_grad_() for x in inputs]
     if name == "full":
         inputs.append(torch.tensor(model.lambda_init, device=device, requires_grad=True))

@@ -60,8 +60,8 @@ def ragged_documents(shape: Shape, device: torch.device) -> Documents | None:
     if not shape.documents:
         return None
     generator = torch.Generator().manual_seed(1)
-    drawn = torch.rand(shape.batch, shape.length, generator=generator)
-    return Documents.of((drawn < 1 / shape.documents).cumsum(1).to(device))
+    uniform = torch.rand(shape.batch, shape.length, generator=generator)
+    return Documents.of((uniform < 1 / shape.documents).cumsum(1).to(device))
 
 
 Call = Callable[..., Tensor]

@@ -149,13 +149,13 @@ class Failure(NamedTuple):
     @classmethod
     def of(cls, error: Exception) -> "Failure":
         """The failure that an exception stands for."""
-        first = next(iter(str(error).strip().splitlines()), "no message")
+        message = next(iter(str(error).strip().splitlines()), "no message")
         memory = isinstance(error, torch.OutOfMemoryError | MemoryError)
         if memory or _OUT_OF_MEMORY.search(str(error)):
-            return cls("OOM", first)
+            return cls("OOM", message)
         if isinstance(error, InputError):
-            return cls("UNAVAILABLE", first)
-        return cls("FAILED", f"{type(error).__name__}: {first}")
+            return cls("UNAVAILABLE", message)
+        return cls("FAILED", f"{type(error).__name__}: {message}")
 
 
 @dataclass
@@ -303,9 +303,8 @@ class Sides:
                     answer = self._ask(name, "seconds", measure)
                     self.conditions.look()
                     if isinstance(answer, Failure):
-                        done = len(by_side[name].samples[measure])
-                        reason = f"{answer.reason} (after {done} of {rounds} rounds)"
-                        failure = Failure(answer.status, reason)
+                        done = f"(after {len(by_side[name].samples[measure])} of {rounds} rounds)"
+                        failure = Failure(answer.status, f"{answer.reason} {done}")
                         by_side[name].take(failure, measures[measures.index(measure) :])
                         order.remove(name)
                     elif number >= warm_rounds:

@@ -45,13 +45,13 @@ class Sequences(NamedTuple):
     distances: np.ndarray
 
 
-def distinct(drawn: np.random.Generator, rows: int, choices: int, count: int) -> np.ndarray:
+def distinct(generator: np.random.Generator, rows: int, choices: int, count: int) -> np.ndarray:
     """(rows, count) int32 numbers below `choices`: in each row a uniform draw without return.
 
     What equals an earlier number of its row is drawn again. A number once held stays held, at that
     place or an earlier one, so this refuses what drawing one by one would refuse.
     """
-    numbers = (drawn.random((rows, count)) * choices).astype(np.int32)
+    numbers = (generator.random((rows, count)) * choices).astype(np.int32)
     pending = np.arange(rows)
     while len(pending):
         redrawn = numbers[pending]
@@ -59,14 +59,14 @@ def distinct(drawn: np.random.Generator, rows: int, choices: int, count: int) ->
         equal = np.diff(np.take_along_axis(redrawn, order, axis=1), axis=1) == 0
         repeated = np.zeros(redrawn.shape, bool)
         np.put_along_axis(repeated, order[:, 1:], equal, axis=1)
-        redrawn[repeated] = drawn.random(int(repeated.sum())) * choices
+        redrawn[repeated] = generator.random(int(repeated.sum())) * choices
         numbers[pending] = redrawn
         pending = pending[repeated.any(axis=1)]
     return numbers
 
 
 def query_slots(
-    drawn: np.random.Generator, rows: int, slots: int, count: int, power: float
+    generator: np.random.Generator, rows: int, slots: int, count: int, power: float
 ) -> np.ndarray:
     """(rows, count) int64 distinct slots, drawn one by one: slot s weighs (s + 1)^(power - 1).
 
@@ -74,7 +74,7 @@ def query_slots(
     the power law of the gaps between repeats in text; a power of 1 makes them uniform.
     """
     rates = np.arange(1, slots + 1) ** (power - 1.0)
-    times = -np.log1p(-drawn.random((rows, slots))) / rates
+    times = -np.log1p(-generator.random((rows, slots))) / rates
     return np.argsort(times, axis=1, kind="stable")[:, :count]
 
 
@@ -83,15 +83,15 @@ def draw(recall: Recall, rows: int, *key: int) -> Sequences:
 
     key: fixes the stream of uniform numbers. Attention is causal, so the padding changes no answer.
     """
-    source, half = np.random.default_rng(key), recall.vocabulary // 2
+    generator, half = np.random.default_rng(key), recall.vocabulary // 2
     shape = (rows, len(recall.tasks), max(length for length, _ in recall.tasks))
     sequences = Sequences(*(np.full(shape, filler, np.int32) for filler in (FILLER, IGNORED, 0)))
-    for number, (length, pairs) in enumerate(recall.tasks):
-        inputs, targets, distances = (part[:, number, :length] for part in sequences)
+    for task, (length, pairs) in enumerate(recall.tasks):
+        inputs, targets, distances = (part[:, task, :length] for part in sequences)
         start = 2 * pairs
-        keys = 1 + distinct(source, rows, half - 1, pairs)
-        values = half + distinct(source, rows, half, pairs)
-        slots = query_slots(source, rows, (length - start) // 2, pairs, recall.gap_power)
+        keys = 1 + distinct(generator, rows, half - 1, pairs)
+        values = half + distinct(generator, rows, half, pairs)
+        slots = query_slots(generator, rows, (length - start) // 2, pairs, recall.gap_power)
         queries = start + 2 * slots  # positions of the queries, (rows, pairs)
         inputs[:, 0:start:2], inputs[:, 1:start:2] = keys, values
         np.put_along_axis(inputs, queries, keys, axis=1)
@@ -117,28 +117,28 @@ def answer(
         part = slice(first, first + rows)
         # (rows, tasks, T) to (rows x tasks, T)
         inputs, targets = (to_device(a[part], device).flatten(0, 1).long() for a in sequences[:2])
-        asked = targets != IGNORED
+        is_query = targets != IGNORED
         with autocast(device, precision):
-            states = model.states(inputs)[asked]
+            states = model.states(inputs)[is_query]
         logits = model.logits(states.float())  # BF16's would tie
-        labels = targets[asked]
+        labels = targets[is_query]
         total += F.cross_entropy(logits, labels, reduction="sum")
-        asked_places = asked.cpu().numpy().reshape(right[part].shape)
-        right[part][asked_places] = (logits.argmax(-1) == labels).cpu().numpy()
+        query_places = is_query.cpu().numpy().reshape(right[part].shape)
+        right[part][query_places] = (logits.argmax(-1) == labels).cpu().numpy()
     nll = total.item() / int((sequences.targets != IGNORED).sum())
     return right, nll if math.isfinite(nll) else None
 
 
 def _octaves(sequences: Sequences, right: np.ndarray, tasks) -> Iterator[dict]:
     """The answers counted by task and by distance, in octaves named by their least."""
-    for number, (length, pairs) in enumerate(tasks):
-        distances = sequences.distances[:, number]
-        asked = distances > 0
-        octaves = 1 << np.floor(np.log2(distances[asked])).astype(np.int64)
+    for task, (length, pairs) in enumerate(tasks):
+        distances = sequences.distances[:, task]  # (N, T)
+        is_query = distances > 0
+        octaves = 1 << np.floor(np.log2(distances[is_query])).astype(np.int64)
         for octave in np.unique(octaves):
-            answers = right[:, number][asked][octaves == octave]
-            task = {"length": length, "pairs": pairs, "distance": int(octave)}
-            yield task | {"queries": len(answers), "right": int(answers.sum())}
+            answers = right[:, task][is_query][octaves == octave]
+            row = {"length": length, "pairs": pairs, "distance": int(octave)}
+            yield row | {"queries": len(answers), "right": int(answers.sum())}
 
 
 def _trainer(
@@ -178,12 +178,12 @@ def rows_of(recall: Recall, device: torch.device, progress: Progress) -> Iterato
     queries = (validation.distances > 0).sum(axis=(0, 2))  # (tasks,)
     options = (recall.sequences, device, recall.precision)
     # The same at every rate and width.
-    drawn = cache(lambda seed: draw(recall, recall.updates * recall.sequences, _TRAINING, seed))
+    data_of = cache(lambda seed: draw(recall, recall.updates * recall.sequences, _TRAINING, seed))
 
     def training_rows(train: Callable, width: int, seed: int, rate: float) -> list[dict]:
         """The rows of one training."""
         began = time.perf_counter()
-        model = train(seed, rate, drawn(seed))
+        model = train(seed, rate, data_of(seed))
         (right, nll), (tested, _) = (answer(model, data, *options) for data in (validation, test))
         accuracy = float((right.sum(axis=(0, 2)) / queries).mean())  # tasks weigh alike
         progress.advance(1, f"width {width}, rate {rate:.2g}, seed {seed}: {accuracy:.1%} right")
@@ -203,15 +203,15 @@ def rows_of(recall: Recall, device: torch.device, progress: Progress) -> Iterato
         return [columns | counted for counted in _octaves(test, tested, recall.tasks)]
 
     def merit(rate: float) -> tuple[float, float]:
-        nll = tried[rate][0]["validation_nll"]
-        return tried[rate][0]["validation_accuracy"], -math.inf if nll is None else -nll
+        nll = by_rate[rate][0]["validation_nll"]
+        return by_rate[rate][0]["validation_accuracy"], -math.inf if nll is None else -nll
 
     for config in recall.models:
         train, width = _trainer(recall, config, device), config.d_model
         first, *others = recall.seeds
-        tried = {rate: training_rows(train, width, first, rate) for rate in recall.learning_rates}
-        chosen = max(tried, key=merit)
-        for rate, rows in tried.items():
+        by_rate = {rate: training_rows(train, width, first, rate) for rate in recall.learning_rates}
+        chosen = max(by_rate, key=merit)
+        for rate, rows in by_rate.items():
             yield from (row | {"chosen": rate == chosen} for row in rows)
         for seed in others:
             yield from (row | {"chosen": True} for row in training_rows(train, width, seed, chosen))

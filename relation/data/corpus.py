@@ -118,7 +118,7 @@ def fingerprint(path: str) -> str:
     It covers every document in order and its split, and nothing else: the same texts in other
     files in the same order are the same corpus. Texts without a word are refused.
     """
-    whole, has_words = "", False
+    digests, has_words = "", False
     for split, documents in _local_documents(path).items():
         if documents is None:
             continue
@@ -127,10 +127,10 @@ def fingerprint(path: str) -> str:
             encoded = text.encode()
             digest.update(len(encoded).to_bytes(8, "little") + encoded)
             has_words |= split == "train" and bool(text.replace(END_OF_TEXT, "").strip())
-        whole += f"{split}:{digest.hexdigest()};"
+        digests += f"{split}:{digest.hexdigest()};"
     if not has_words:
         raise InputError(f"corpus {path} is empty: no file to train on holds a word; give texts")
-    return hashlib.sha256(whole.encode()).hexdigest()
+    return hashlib.sha256(digests.encode()).hexdigest()
 
 
 def is_held_out(text: str, modulus: int) -> bool:

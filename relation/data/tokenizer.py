@@ -102,11 +102,10 @@ def encode(
             encoded = tokenizer.encode_batch_fast(parts, add_special_tokens=False)
             lengths = np.array([len(e.ids) + 1 for e in encoded], np.int64)
             room = int(lengths.sum()) if limit is None else limit - tokens
-            starts = np.cumsum(lengths) - lengths
+            starts = np.cumsum(lengths) - lengths  # tokens of the batch before each document
             fitting = int(np.searchsorted(starts, room))
-            ids = np.fromiter(
-                chain.from_iterable(chain(e.ids, (end,)) for e in encoded[:fitting]), TOKEN_TYPE
-            )
+            documents_ids = (chain(e.ids, (end,)) for e in encoded[:fitting])
+            ids = np.fromiter(chain.from_iterable(documents_ids), TOKEN_TYPE)
             file.write(ids[:room].tobytes())
             characters += sum(map(len, parts[:fitting]))
             if len(ids) > room:  # the limit cuts the last document

@@ -107,20 +107,20 @@ def relation_mask(**options: Any) -> Tensor | None:
     row = torch.arange(options["batch_size"], device=device)[:, None]
     place = torch.arange(n, device=device)
     # One that does not see its neighbour starts a document.
-    first = ~sees(row, 0, place, (place - 1).clamp(min=0)).expand(len(row), n)
-    wrong = first.new_zeros(()) if is_causal else sees(row, 0, place[:-1], place[1:]).any()
+    starts = ~sees(row, 0, place, (place - 1).clamp(min=0)).expand(len(row), n)
+    wrong = starts.new_zeros(()) if is_causal else sees(row, 0, place[:-1], place[1:]).any()
     if text is not None:
         text = text[:, :n]  # a static cache goes on past the prompt
         before = F.pad(text[:, :-1], (1, 0))
-        first = first | ~text | ~before  # padding: a document a token
+        starts = starts | ~text | ~before  # padding: a document a token
         wrong = wrong | ((text & ~before).sum(1) > 1).any()
     if traced:
         torch._assert_async(~wrong, "padding interrupts a row's text, or tokens see later ones")
     else:
-        is_wrong, has_documents = torch.stack((wrong, first[:, 1:].any())).tolist()
+        is_wrong, has_documents = torch.stack((wrong, starts[:, 1:].any())).tolist()
         if is_wrong or not has_documents:
             return sdpa_mask(**options) if is_wrong else None
-    return first[:, None, None].int()
+    return starts[:, None, None].int()
 
 
 _OPERATOR = Automatic("full")

@@ -242,8 +242,8 @@ class RelationModel(RelationPreTrainedModel):
     def _check(self, options: dict[str, Any]) -> None:
         """Raise InputError for outputs that there are not, and for unknown options."""
         for name, instead in _OUTPUTS.items():
-            asked = options.pop(name, None)
-            if getattr(self.config, name) if asked is None else asked:
+            value = options.pop(name, None)
+            if getattr(self.config, name) if value is None else value:
                 raise InputError(f"a Relation model has no {name}; leave it out and {instead}")
         names = {name for name, value in options.items() if value is not None}
         if unknown := sorted(names - _PASSED):
@@ -266,13 +266,13 @@ class RelationModel(RelationPreTrainedModel):
             )
         Documents.padded(mask)  # raises where text is missing or interrupted
         # A decode state wants every row to begin at once: rows move left, and their states back.
-        first = (mask != 0).long().argmax(dim=1, keepdim=True)
+        first_text = (mask != 0).long().argmax(dim=1, keepdim=True)  # column, (B, 1)
         place = torch.arange(n, device=tokens.device)
         state.begin(tokens, (mask != 0).sum(dim=1).tolist())
-        states = self.decoder.states(tokens.gather(1, (place + first) % n), state=state)
+        states = self.decoder.states(tokens.gather(1, (place + first_text) % n), state=state)
         # Padding's own states are those of a document by itself, which nobody reads.
-        moved = ((place - first) % n)[..., None].expand(-1, -1, states.shape[2])
-        return states.gather(1, moved)
+        columns = ((place - first_text) % n)[..., None].expand(-1, -1, states.shape[2])
+        return states.gather(1, columns)
 
 
 def _starts(places: Tensor | None, mask: Tensor | None, tokens: Tensor, read: int) -> Tensor | None:
@@ -295,21 +295,21 @@ def _documents(mask: Tensor | None, starts: Tensor | None) -> Documents | None:
 
     torch.compile, which knows no values, gets documents of any number.
     """
-    first, fits = starts, None
+    begins, fits = starts, None
     if mask is not None:
         text = mask != 0
         before = F.pad(text[:, :-1], (1, 0))
-        first = text != before if first is None else first | (text != before)
+        begins = text != before if begins is None else begins | (text != before)
         fits = ((text & ~before).sum(1) == 1).all()  # text in one piece
-    if first is None:
+    if begins is None:
         return None
     if is_compiling():
         if fits is not None:
             torch._assert_async(fits, "a row of the padding mask has no text, or pieces of it")
-        return Documents.bounded(first, first.numel())
+        return Documents.bounded(begins, begins.numel())
     if fits is not None and not fits:
         Documents.padded(mask)  # raises
-    return Documents.of(first.cumsum(1)) if first[:, 1:].any() else None
+    return Documents.of(begins.cumsum(1)) if begins[:, 1:].any() else None
 
 
 class RelationForCausalLM(RelationPreTrainedModel, GenerationMixin):

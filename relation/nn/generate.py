@@ -115,12 +115,12 @@ def _plain_steps(
 ) -> Iterator[list[int]]:
     """Yield the ids (B,) of each of `count` tokens, read one by one by `model.decode`."""
     uniforms = uniform_numbers(sampling.seed, len(logits))
-    for drawn in range(count):
-        if drawn % CHUNK == 0:
+    for step in range(count):
+        if step % CHUNK == 0:
             numbers = next(uniforms).to(logits.device)
-        ids = draw(logits, numbers[drawn % CHUNK], sampling)
+        ids = draw(logits, numbers[step % CHUNK], sampling)
         yield ids.tolist()
-        if drawn + 1 < count:
+        if step + 1 < count:
             logits = model.decode(ids[:, None], state)[:, -1]
 
 

@@ -405,9 +405,9 @@ class Decoder(nn.Module):
         if lengths is None:
             return self.logits(self.states(tokens, state=state)[:, -1])
         check_tokens(tokens, self.config.vocab_size)
-        last = state.begin(tokens, lengths)
+        counts = state.begin(tokens, lengths)
         states = self.states(tokens[:, : max(lengths)], state=state)  # (B, n, d)
-        return self.logits(states[torch.arange(len(tokens), device=tokens.device), last - 1])
+        return self.logits(states[torch.arange(len(tokens), device=tokens.device), counts - 1])
 
     def flows(self, tokens: Tensor, documents: Documents | None = None) -> Iterator[Tensor]:
         """Yield each layer's flow F (B, H, T, T), FP32, one layer at a time (Appendix B.5).
@@ -446,13 +446,13 @@ def _initial_values(
     config: ModelConfig, name: str, parameter: Tensor, seed: int, key: str
 ) -> Tensor:
     """What one parameter starts at, in its shape; name: in a `Decoder`."""
-    last, shape = name.rpartition(".")[2], parameter.shape
-    if last in ("a_log", "dt_bias"):
+    kind, shape = name.rpartition(".")[2], parameter.shape
+    if kind in ("a_log", "dt_bias"):
         # Keyed without `mixer.`, as they were named when the first runs were made.
         generator = _generator(seed, key, name.replace("mixer.", ""))
-        return retention_start(last, torch.rand(shape, generator=generator, device="cpu"))
+        return retention_start(kind, torch.rand(shape, generator=generator, device="cpu"))
     if len(shape) < 2:  # lambda, the angles, the gains of norms
-        return torch.full_like(parameter, {"lam": config.lambda_init, "theta": 0.0}.get(last, 1.0))
+        return torch.full_like(parameter, {"lam": config.lambda_init, "theta": 0.0}.get(kind, 1.0))
     # A matrix (out, in), one a head (H, out, in), or the embedding (V, d).
     generator, is_embedding = _generator(seed, key, name), name == "embedding.weight"
     if config.linear_init == "torch" and not is_embedding:

@@ -212,9 +212,9 @@ class Replay:
     def run(self, count: int) -> Iterator[list[int]]:
         """Yield the ids of `count` tokens, (B,) each; at the end the state learns its lengths."""
         try:
-            for drawn in range(1, count + 1):
+            for step in range(1, count + 1):
                 read = self.read_later()
-                if drawn < count:
+                if step < count:
                     self.next()
                 yield read()
         finally:

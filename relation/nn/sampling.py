@@ -108,5 +108,5 @@ def uniform_numbers(seed: int, rows: int) -> Iterator[Tensor]:
     keys = (int.from_bytes(digest[:8], "little") >> 1 for digest in digests)
     generators = [torch.Generator().manual_seed(key) for key in keys]
     while True:
-        drawn = [torch.rand(CHUNK, generator=g, dtype=torch.float64) for g in generators]
-        yield torch.stack(drawn, dim=1)
+        numbers = [torch.rand(CHUNK, generator=g, dtype=torch.float64) for g in generators]
+        yield torch.stack(numbers, dim=1)

@@ -74,9 +74,9 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor, back: bool) -> Tensor:
     # As (B, T, H, D), as projections and kernels store it: nothing has to be moved afterwards.
     wide = x.transpose(1, 2).to(torch.promote_types(x.dtype, cos.dtype))
     first, second = wide.chunk(2, dim=-1)
-    turned = wide * cos.unsqueeze(-2) + torch.cat((-second, first), dim=-1) * sin.unsqueeze(-2)
+    rotated = wide * cos.unsqueeze(-2) + torch.cat((-second, first), dim=-1) * sin.unsqueeze(-2)
     # Compiled by PyTorch 2.11, a result cast to the dtype that it has gets gradients of zero.
-    return (turned if turned.dtype == x.dtype else turned.to(x.dtype)).transpose(1, 2)
+    return (rotated if rotated.dtype == x.dtype else rotated.to(x.dtype)).transpose(1, 2)
 
 
 def rope(x: Tensor, base: float = 1e4, offset: int = 0) -> Tensor:

@@ -160,8 +160,8 @@ def _train(
 
     # The loop: windows, micro-batches, step, log.
     diverged = False
-    shown = Progress(run.name, planned, "tokens", consumed) if world.leads else nullcontext()
-    with ThreadPoolExecutor(1) as writer, shown as progress:
+    bar = Progress(run.name, planned, "tokens", consumed) if world.leads else nullcontext()
+    with ThreadPoolExecutor(1) as writer, bar as progress:
         writing: Future = writer.submit(lambda: None)
         saved_at, saved_tokens = time.monotonic(), consumed
         try:
@@ -209,10 +209,10 @@ def _train(
             batch = (run.context, run.micro)
             nll = nll_of(model, validation, *batch, device, run.precision, mask, progress.advance)
     checkpoint.save_model(model, out / "model.safetensors", {"hash": run.hash})
-    done = updates[: state.update]
-    epochs = (done[-1].first + done[-1].windows) / windows.count if done else 0.0
+    trained = updates[: state.update]
+    epochs = (trained[-1].first + trained[-1].windows) / windows.count if trained else 0.0
     measured = {"final_nll": nll, "order_hash": order.value, "peak_memory_gib": peak}
-    _write(run, out, splits, done, state, device, {**measured, "epochs": epochs})
+    _write(run, out, splits, trained, state, device, {**measured, "epochs": epochs})
     state_file.unlink(missing_ok=True)
 
 
@@ -275,20 +275,20 @@ def _write(
     run: "Run",
     out: Path,
     splits: dict[str, dict],
-    done: list[Update],
+    updates: list[Update],
     state: RunState,
     device: torch.device,
     measured: dict,
 ) -> None:
     """Write losses, probes and, last, the record of the run itself.
 
-    splits: rows of data.parquet; done: the trained updates; measured: further columns of the
-    record.
+    splits: rows of data.parquet; updates: those that were trained; measured: further columns of
+    the record.
     """
     config, seconds = run.model, sum(state.seconds)
-    consumed = np.cumsum([update.tokens for update in done], dtype=np.int64).tolist()
-    trained = sum(update.tokens for update in done)
-    rates = [update.tokens / s for update, s in zip(done, state.seconds, strict=True)]
+    consumed = np.cumsum([update.tokens for update in updates], dtype=np.int64).tolist()
+    trained = sum(update.tokens for update in updates)
+    rates = [update.tokens / s for update, s in zip(updates, state.seconds, strict=True)]
     columns = ("context", "micro", "accumulation", "learning_rate", "budget_tokens", "precision")
     row = {
         **{name: getattr(run, name) for name in columns},
@@ -299,20 +299,20 @@ def _write(
         "corpus": run.data.title,
         "corpus_fingerprint": splits["train"]["fingerprint"],
         "trained_tokens": trained,
-        "updates": len(done),
+        "updates": len(updates),
         "validation_tokens": splits["validation"]["tokens"] - 1,
         "validation_characters": splits["validation"]["characters"],
         "unigram_entropy": splits["validation"]["unigram_entropy"],
         "init_hash": state.init_hash,
         "seconds": seconds,
-        "tokens_per_second": trained / seconds if done else None,
-        "median_tokens_per_second": median(rates) if done else None,
+        "tokens_per_second": trained / seconds if updates else None,
+        "median_tokens_per_second": median(rates) if updates else None,
         "processes": state.processes[0] if len(state.processes) == 1 else None,
         "backend": backend_names(config, run.backends),
         "specification": json.dumps(run.specification(), sort_keys=True),
         "former_hash": None,
     }
-    steps = zip(range(1, len(done) + 1), consumed, state.losses, state.norms, strict=True)
+    steps = zip(range(1, len(updates) + 1), consumed, state.losses, state.norms, strict=True)
     losses = pd.DataFrame(steps, columns=["update", "tokens", "loss", "gradient_norm"])
     shared = records.key(run) | records.origin(run.hash, describe(device))
     records.write(out / "losses.parquet", "losses", losses, shared)
