@@ -37,7 +37,7 @@ def test_another_function_is_no_peer(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         ("--shapes 1,2,33,x", "give B,H,T,D"),
         ("--shapes 1,4/3,33,16", "K that divides H"),
@@ -46,8 +46,8 @@ def test_another_function_is_no_peer(monkeypatch):
         ("--rounds 0", "at least 1 round"),
     ],
 )
-def test_bad_arguments_are_refused_in_one_line(arguments, told):
-    assert told in refusal(lambda: main(["--device", "cpu", *arguments.split()]))
+def test_bad_arguments_are_refused_in_one_line(arguments, message):
+    assert message in refusal(lambda: main(["--device", "cpu", *arguments.split()]))
 
 
 @pytest.mark.gpu

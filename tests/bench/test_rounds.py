@@ -60,10 +60,10 @@ def together(rounds: int = 6, **sides) -> dict[str, Answers]:
 
 
 def test_each_side_has_its_own_process_which_ends():
-    found = together(one=planted, two=planted)
-    pids = {answers.facts["pid"] for answers in found.values()}
+    by_side = together(one=planted, two=planted)
+    pids = {answers.facts["pid"] for answers in by_side.values()}
     assert len(pids) == 2 and os.getpid() not in pids
-    for answers in found.values():
+    for answers in by_side.values():
         assert answers.samples == {"update": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]}
         assert answers.facts["proven"] and not answers.failures and not answers.alone
         assert answers.facts["threads"] == torch.get_num_threads()
@@ -86,12 +86,12 @@ MET = {  # what a side meets, its rows' status and what they say
 
 def test_what_one_side_meets_the_others_do_not_feel():
     sides = {side: partial(planted, met=met) for side, (met, *_) in MET.items()}
-    found = together(steady=planted, **sides)
-    assert found.pop("steady").samples["update"] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
-    for side, (_, status, told) in MET.items():
-        failure = found[side].failures["update"]
-        assert failure.status == status and told in failure.reason and "\n" not in failure.reason
-        assert found[side].samples == {}
+    by_side = together(steady=planted, **sides)
+    assert by_side.pop("steady").samples["update"] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+    for side, (_, status, reason) in MET.items():
+        failure = by_side[side].failures["update"]
+        assert failure.status == status and reason in failure.reason and "\n" not in failure.reason
+        assert by_side[side].samples == {}
 
 
 def test_a_side_that_died_starts_anew_with_the_next_comparison():
@@ -104,9 +104,9 @@ def test_a_side_that_died_starts_anew_with_the_next_comparison():
 
 
 def test_what_does_not_fit_beside_others_is_measured_alone(tmp_path):
-    found = together(**dict.fromkeys(("one", "two"), partial(crowded, str(tmp_path))))
-    assert all(len(answers.samples["update"]) == 6 for answers in found.values())
-    assert any(answers.alone for answers in found.values())
+    by_side = together(**dict.fromkeys(("one", "two"), partial(crowded, str(tmp_path))))
+    assert all(len(answers.samples["update"]) == 6 for answers in by_side.values())
+    assert any(answers.alone for answers in by_side.values())
 
 
 @pytest.mark.parametrize(
@@ -121,8 +121,8 @@ def test_the_interval_of_a_median_is_two_order_statistics(n, ranks):
 def test_conditions_of_a_gpu_are_read():
     conditions = Conditions(torch.device("cuda", 0))
     conditions.look()
-    found = conditions.columns()
-    assert found["driver"] and found["sm_clock"] <= found["sm_clock_limit"]
+    columns = conditions.columns()
+    assert columns["driver"] and columns["sm_clock"] <= columns["sm_clock_limit"]
 
 
 @pytest.mark.gpu

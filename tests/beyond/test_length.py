@@ -39,19 +39,19 @@ def test_windows_lie_within_a_document() -> None:
     assert windows[:, 0].tolist() == [END, END, END, 13, 53, 17]
     assert all((np.diff(row[1:]) == 1).all() for row in windows)
     assert len(beyond.document_windows(tokens, END, 4, count=2)) == 2
-    found = beyond.longest_windows(tokens, END, 3, 8, count=9)
-    assert found.shape == (1, 13), "no document holds 24 tokens, one holds 12"
+    actual = beyond.longest_windows(tokens, END, 3, 8, count=9)
+    assert actual.shape == (1, 13), "no document holds 24 tokens, one holds 12"
     assert len(beyond.longest_windows(tokens, END, 50, 8, count=9)) == 0
 
 
 def lengths(model: Decoder) -> dict[str, np.ndarray]:
     """NLL of three windows of four contexts of 8, by reading and quarter of a context."""
     windows = torch.randint(V, (3, 33), generator=torch.Generator().manual_seed(5))
-    found: dict[str, list[float]] = {}
+    nll_of: dict[str, list[float]] = {}
     for row in beyond.length_rows(model, windows, 8):
-        assert row["count"] == 3 * 2 and row["first"] == 2 * len(found.get(row["reading"], []))
-        found.setdefault(row["reading"], []).append(row["nll"])
-    return {reading: np.array(nll) for reading, nll in found.items()}
+        assert row["count"] == 3 * 2 and row["first"] == 2 * len(nll_of.get(row["reading"], []))
+        nll_of.setdefault(row["reading"], []).append(row["nll"])
+    return {reading: np.array(nll) for reading, nll in nll_of.items()}
 
 
 def test_a_model_that_ignores_its_context_is_the_same_at_every_length() -> None:
@@ -59,10 +59,10 @@ def test_a_model_that_ignores_its_context_is_the_same_at_every_length() -> None:
     with torch.no_grad():
         for block in model.blocks:
             block.mixer.wo.weight.zero_()
-    found = lengths(model)
-    assert found.keys() == {"whole", "apart", "frozen", "removed"}
-    for nll in found.values():
-        assert nll == pytest.approx(found["whole"], rel=1e-5)
+    nll_of = lengths(model)
+    assert nll_of.keys() == {"whole", "apart", "frozen", "removed"}
+    for nll in nll_of.values():
+        assert nll == pytest.approx(nll_of["whole"], rel=1e-5)
     with torch.no_grad():
         model.embedding.weight.zero_()
     for nll in lengths(model).values():
@@ -75,9 +75,9 @@ def test_the_count_correction_beyond_the_context() -> None:
     assert lengths(decoder("F", count_calibration=False)).keys() == {"whole", "apart"}
     model = decoder("FF")
     before = [p.clone() for p in model.parameters()]
-    found = lengths(model)
+    nll_of = lengths(model)
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
-    assert found["apart"][:4] == pytest.approx(found["whole"][:4], rel=1e-5)
+    assert nll_of["apart"][:4] == pytest.approx(nll_of["whole"][:4], rel=1e-5)
 
     def clipped(p1, p2, info, lam, tau, **_) -> torch.Tensor:
         flow = flow_rows(p1.double(), p2.double(), lam.item(), tau, most=8)
@@ -85,13 +85,13 @@ def test_the_count_correction_beyond_the_context() -> None:
 
     for block in model.blocks:
         call, block.mixer.call = block.mixer.call, clipped
-    assert found["frozen"] == pytest.approx(lengths(model)["whole"], rel=1e-5)
+    assert nll_of["frozen"] == pytest.approx(lengths(model)["whole"], rel=1e-5)
     with torch.no_grad():
         for block in model.blocks:
             block.mixer.call = call
             block.mixer.lam.zero_()
-    assert found["removed"] == pytest.approx(lengths(model)["whole"], rel=1e-5)
-    assert np.abs(found["removed"] - found["frozen"])[4:].max() > 1e-3
+    assert nll_of["removed"] == pytest.approx(lengths(model)["whole"], rel=1e-5)
+    assert np.abs(nll_of["removed"] - nll_of["frozen"])[4:].max() > 1e-3
 
 
 @pytest.mark.parametrize("own", [True, False])
@@ -123,8 +123,8 @@ def test_a_checkpoint_is_measured_into_a_record(tmp_path: Path, documents, lengt
     save_model(Decoder(small_model("hybrid")), tmp_path / "model.safetensors", {})
     section = Length(windows=2, contexts=8)
     beyond.measure(run, tmp_path, tmp_path / "model.safetensors", tmp_path / "out", section)
-    found = records.read(tmp_path / "out" / "lengths.parquet", "lengths")
-    assert len(found) == rows
+    frame = records.read(tmp_path / "out" / "lengths.parquet", "lengths")
+    assert len(frame) == rows
     if rows:
-        assert set(found["hash"]) == {section.hash(run)} and found["nll"].between(0, 99).all()
-        assert set(found["reading"]) == {"whole", "frozen", "removed", "apart"}
+        assert set(frame["hash"]) == {section.hash(run)} and frame["nll"].between(0, 99).all()
+        assert set(frame["reading"]) == {"whole", "frozen", "removed", "apart"}

@@ -88,9 +88,9 @@ class Lookup(torch.nn.Module):
 
     def states(self, tokens: Tensor) -> Tensor:
         first = (tokens[:, :, None] == tokens[:, None, :]).int().argmax(2)
-        found = tokens.gather(1, (first + 1).clamp(max=tokens.shape[1] - 1))
+        answers = tokens.gather(1, (first + 1).clamp(max=tokens.shape[1] - 1))
         places = torch.arange(tokens.shape[1])
-        return torch.where(places - first <= self.reach, found, 0)[..., None].double()
+        return torch.where(places - first <= self.reach, answers, 0)[..., None].double()
 
     def logits(self, states: Tensor) -> Tensor:
         return -50 * (states - torch.arange(VOCABULARY)).square()

@@ -22,7 +22,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def said(capsys: pytest.CaptureFixture, *arguments: str, status: int = 0) -> str:
+def printed(capsys: pytest.CaptureFixture, *arguments: str, status: int = 0) -> str:
     """What a command prints; of a refused one, the line on standard error."""
     assert main(list(arguments)) == status
     captured = capsys.readouterr()
@@ -49,7 +49,7 @@ def said(capsys: pytest.CaptureFixture, *arguments: str, status: int = 0) -> str
     ],
 )
 def test_bad_input_is_refused_in_a_line(capsys, arguments: list[str], line: str) -> None:
-    assert line in said(capsys, *arguments, status=2)
+    assert line in printed(capsys, *arguments, status=2)
 
 
 @pytest.mark.parametrize(
@@ -66,8 +66,8 @@ def test_what_ends_a_command_is_one_line(capsys, monkeypatch, error, status, lin
 
     monkeypatch.setattr("relation.cli.load", fail)
     assert main(["plan"]) == status
-    told = capsys.readouterr().err
-    assert told.startswith(line) and told.count("\n") == 1
+    error = capsys.readouterr().err
+    assert error.startswith(line) and error.count("\n") == 1
 
 
 def test_a_reader_that_leaves_ends_a_command_quietly() -> None:
@@ -82,12 +82,12 @@ def test_a_damaged_record_is_named(capsys, elsewhere: Path) -> None:
     record.parent.mkdir(parents=True)
     record.write_bytes(b"PAR1 and no more")
     for command in ("status", "plan"):
-        assert f"{RUN}/run.parquet" in said(capsys, command, status=2)
+        assert f"{RUN}/run.parquet" in printed(capsys, command, status=2)
 
 
 def test_plan_prices_what_is_to_be_made(capsys) -> None:
     choices = ("scales=10M-mini", "seeds=42", "variants=mha,full", "variations=base")
-    text = said(capsys, "plan", "--runs", *choices)
+    text = printed(capsys, "plan", "--runs", *choices)
     assert "2 train, 2 diagnose" in text and "1 prepare" in text
     assert plan.load({"campaign": "smoke"}).run(RUN).hash in text
     assert "min of one core" in text and "MiB of disk" in text
@@ -96,7 +96,7 @@ def test_plan_prices_what_is_to_be_made(capsys) -> None:
 
 def test_plan_says_which_text_will_not_do(capsys, elsewhere: Path) -> None:
     (elsewhere / "text.txt").write_text("Too short.\n")
-    lines = said(capsys, "plan", "campaign=tiny", "corpus=text.txt").splitlines()
+    lines = printed(capsys, "plan", "campaign=tiny", "corpus=text.txt").splitlines()
     assert "text: text.txt, text.txt" in lines[3] and lines[-1].startswith("Missing: text.txt (sam")
 
 
@@ -107,12 +107,13 @@ def test_status_tells_how_far_each_run_is(capsys, elsewhere: Path) -> None:
     log.write_text(f"{campaign.run(RUN).hash}\n10M-mini: 64/600\r10M-mini: 128/600 tokens (21%)\n")
     other = campaign.run(RUN.replace("42", "43"))
     log.with_name("43.log").write_text(f"{other.hash}\nTraceback\nerror: the disk is full\n")
-    lines = said(capsys, "status", "campaign=tiny", "variants=full").splitlines()
+    lines = printed(capsys, "status", "campaign=tiny", "variants=full").splitlines()
     assert lines[0].split()[1] == "begun" and "128/600" in lines[0]
     assert lines[1].split()[1] == "failed" and "the disk is full" in lines[1]
     assert lines[2] == f"{campaign.title}: 1 begun, 1 failed"
     # These are the logs of other runs than those of another text.
     text = elsewhere / "text.txt"
     text.write_text("A sentence of some words.\n" * 20_000)
-    lines = said(capsys, "status", "campaign=tiny", "variants=full", f"corpus={text}").splitlines()
+    arguments = ("campaign=tiny", "variants=full", f"corpus={text}")
+    lines = printed(capsys, "status", *arguments).splitlines()
     assert lines[2] == f"{campaign.title}: 2 waiting"

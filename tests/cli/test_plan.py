@@ -163,7 +163,7 @@ def test_pairs_beyond_the_matrix_are_trained_and_not_diagnosed(tmp_path) -> None
 
 
 @pytest.mark.parametrize(
-    "choices, said",
+    "choices, message",
     [
         ({"campaign": "smok"}, "unknown campaign 'smok'; did you mean 'smoke'?"),
         ({"campagn": "smoke"}, "unknown key 'campagn'; did you mean 'campaign'?"),
@@ -178,12 +178,12 @@ def test_pairs_beyond_the_matrix_are_trained_and_not_diagnosed(tmp_path) -> None
         ({"vary": "learning_rate=1.2e-2"}, "changes no run: its runs are variation base's"),
     ],
 )
-def test_a_wrong_choice_is_refused_in_a_line(choices: dict, said: str) -> None:
-    assert said in refusal(lambda: load(**choices))
+def test_a_wrong_choice_is_refused_in_a_line(choices: dict, message: str) -> None:
+    assert message in refusal(lambda: load(**choices))
 
 
 @pytest.mark.parametrize(
-    "text, said",
+    "text, message",
     [
         ("base: smoke\nvariations: {x: {adm_eps: 1}}", "variations.x: unknown key 'adm_eps'; did"),
         ("base: smoke\nscales: {10M-mini: {contxt: 3}}", "scales.10M-mini: unknown key 'contxt'"),
@@ -206,8 +206,8 @@ def test_a_wrong_choice_is_refused_in_a_line(choices: dict, said: str) -> None:
         ("base: smoke\nmicro: 4\nmicro: 4\n", "mine.yaml line 3 is not YAML: the key 'micro'"),
     ],
 )
-def test_a_wrong_campaign_is_refused_with_its_place(tmp_path, text: str, said: str) -> None:
-    assert said in refusal(lambda: mine(tmp_path, text))
+def test_a_wrong_campaign_is_refused_with_its_place(tmp_path, text: str, message: str) -> None:
+    assert message in refusal(lambda: mine(tmp_path, text))
 
 
 @pytest.mark.parametrize("base, unused", [("books", "tinystories"), ("smoke", "sample")])

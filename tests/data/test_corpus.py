@@ -113,9 +113,9 @@ def test_the_last_tenth_of_one_text_file_validates(texts: Path, documents) -> No
 def test_a_text_longer_than_memory_takes_becomes_several_documents(texts, monkeypatch) -> None:
     monkeypatch.setattr(corpus, "_LONGEST", 20)
     as_txt(texts / "a.txt", ["123456\n" * 3 + "x" * 45 + "\n", "b\n"])
-    found = list(corpus.read_texts(texts / "a.txt"))
-    assert "".join(found) == "123456\n" * 3 + "x" * 45 + "\nb\n" and max(map(len, found)) <= 20
-    assert found[-1] == "b\n"
+    pieces = list(corpus.read_texts(texts / "a.txt"))
+    assert "".join(pieces) == "123456\n" * 3 + "x" * 45 + "\nb\n" and max(map(len, pieces)) <= 20
+    assert pieces[-1] == "b\n"
     as_parquet(texts / "a.parquet", ["x" * 21])
     assert "longer than 20 characters" in refusal(lambda: read(data_of(texts), "train"))
 
@@ -148,7 +148,7 @@ def test_the_fingerprint_is_that_of_the_texts_by_split(texts, write, suffix, sha
 
 
 @pytest.mark.parametrize(
-    "name, content, said",
+    "name, content, message",
     [
         ("notes.md", b"text", "holds no"),
         ("validation.txt", b"text", "holds only"),
@@ -157,9 +157,9 @@ def test_the_fingerprint_is_that_of_the_texts_by_split(texts, write, suffix, sha
         ("a.txt", f"\n{END_OF_TEXT}\n \n".encode(), "is empty"),
     ],
 )
-def test_bad_texts_are_one_clear_line(texts: Path, name: str, content: bytes, said: str) -> None:
+def test_bad_texts_are_one_clear_line(texts: Path, name: str, content: bytes, message: str) -> None:
     (texts / name).write_bytes(content)
-    assert said in refusal(lambda: fingerprint_of(texts))
+    assert message in refusal(lambda: fingerprint_of(texts))
     refusal(lambda: corpus.check_texts(data_of(texts)))
 
 
@@ -179,8 +179,8 @@ def test_a_download_that_breaks_off_is_told(monkeypatch) -> None:
 
     monkeypatch.setattr("datasets.load_dataset", rows)
     data = data_of(None, source={"streams": [{"path": "owner/name"}]}, validation_modulus=None)
-    said = refusal(lambda: read(data, "train"), RunError)
-    assert "owner/name broke off (ConnectionError: reset); run the same command again" in said
+    message = refusal(lambda: read(data, "train"), RunError)
+    assert "owner/name broke off (ConnectionError: reset); run the same command again" in message
 
 
 # -- pieces ----------------------------------------------------------------------------------------
@@ -248,15 +248,15 @@ def decoded(folder: Path, split: str) -> list[str]:
 def test_the_record_describes_the_files(tmp_path: Path, texts: Path) -> None:
     as_txt(texts / "train.txt", [*DOCUMENTS[8:], " \n"])
     as_parquet(texts / "validation.parquet", DOCUMENTS[:8])
-    found = fingerprint_of(texts)
-    data = data_of(texts, fingerprint=found)
+    fingerprint = fingerprint_of(texts)
+    data = data_of(texts, fingerprint=fingerprint)
     corpus.check_texts(data)
     first = prepared(data, tmp_path)
     for split, documents in (("train", DOCUMENTS[8:]), ("validation", DOCUMENTS[:8])):
         assert decoded(tmp_path, split) == [*documents, ""]
         tokens = np.fromfile(tmp_path / "out" / f"{split}.bin", "<u2")
         expected = {"campaign": "tests", "corpus": "c", "vocabulary": 300, "hash": data.hash}
-        expected |= {"tokens": len(tokens), "documents": len(documents), "fingerprint": found}
+        expected |= {"tokens": len(tokens), "documents": len(documents), "fingerprint": fingerprint}
         expected |= {"characters": sum(map(len, documents))}
         expected |= {"unigram_entropy": corpus.unigram_entropy(tokens)}
         expected |= {"sha256": sha256_of(tmp_path / "out" / f"{split}.bin")}
@@ -319,7 +319,7 @@ def test_unigram_entropy_of_known_counts() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes, said",
+    "changes, message",
     [
         ({"largest_context": 10**5}, "fewer than the 100,001"),
         ({"diagnosed_tokens": 10**5}, "fewer than the 100,000"),
@@ -328,10 +328,10 @@ def test_unigram_entropy_of_known_counts() -> None:
         ({"fingerprint": "another"}, "has fingerprint"),
     ],
 )
-def test_a_corpus_that_will_not_do_is_one_clear_line(tmp_path, texts, changes, said) -> None:
+def test_a_corpus_that_will_not_do_is_one_clear_line(tmp_path, texts, changes, message) -> None:
     as_txt(texts / "a.txt", DOCUMENTS)
     data = data_of(texts, **changes)
-    assert said in refusal(lambda: corpus.prepare(data, tmp_path / "out"))
+    assert message in refusal(lambda: corpus.prepare(data, tmp_path / "out"))
     assert not (tmp_path / "out").exists()
     if changes.keys() & {"largest_context", "diagnosed_tokens", "validation_modulus"}:
         refusal(lambda: corpus.check_texts(data))

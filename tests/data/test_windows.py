@@ -122,15 +122,15 @@ def test_first_windows_are_whole_or_refused(length, whole):
 
 
 @pytest.mark.parametrize(
-    "content, said", [(None, "missing"), (b"", "empty"), (b"abcd", "not the file")]
+    "content, message", [(None, "missing"), (b"", "empty"), (b"abcd", "not the file")]
 )
-def test_a_file_that_is_not_the_prepared_one_is_refused(tmp_path, content, said) -> None:
+def test_a_file_that_is_not_the_prepared_one_is_refused(tmp_path, content, message) -> None:
     path = write_corpus(tmp_path / "data", train=100) / "train.bin"
     assert len(open_tokens(path.parent, "train")) == 100
     path.unlink()
     if content is not None:
         path.write_bytes(content)
-    assert said in refusal(lambda: open_tokens(path.parent, "train"))
+    assert message in refusal(lambda: open_tokens(path.parent, "train"))
 
 
 # -- documents -------------------------------------------------------------------------------------
@@ -170,10 +170,10 @@ def test_no_micro_batch_has_more_documents_than_were_counted(data: Path, micro: 
 
 
 @pytest.mark.parametrize(
-    "content, said", [(None, "is missing"), ("not json", "is damaged"), ({}, "has no <|endof")]
+    "content, message", [(None, "is missing"), ("not json", "is damaged"), ({}, "has no <|endof")]
 )
-def test_a_tokenizer_that_tells_no_end_of_text_is_refused(tmp_path, content, said) -> None:
+def test_a_tokenizer_that_tells_no_end_of_text_is_refused(tmp_path, content, message) -> None:
     path = tmp_path / "tokenizer.json"
     if content is not None:
         path.write_text(Tokenizer(models.BPE()).to_str() if content == {} else content)
-    assert f"{path} {said}" in refusal(lambda: document_mask("documents", tmp_path))
+    assert f"{path} {message}" in refusal(lambda: document_mask("documents", tmp_path))

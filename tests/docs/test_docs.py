@@ -27,8 +27,8 @@ def console_lines(page: Path) -> list[str]:
 
 
 def inline_commands(page: Path) -> list[str]:
-    found = re.findall(r"`(?:[A-Z]+=\S+ )?(python [^`]*)`", page.read_text(encoding="utf-8"))
-    return [command.replace("\n", " ") for command in found]
+    commands = re.findall(r"`(?:[A-Z]+=\S+ )?(python [^`]*)`", page.read_text(encoding="utf-8"))
+    return [command.replace("\n", " ") for command in commands]
 
 
 def anchors(page: Path) -> set[str]:

@@ -32,9 +32,9 @@ def test_those_of_the_librarys_page(tmp_path: Path) -> None:
     transformers.LlamaForCausalLM(config).save_pretrained(given["llama_folder"])
     page = (ROOT / "docs/library.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```", page, re.S | re.M)
-    found = run(tmp_path / "examples.py", blocks, **given)
-    assert found["logits"].shape == (2, 32, 256) and found["y"].shape == (2, 4, 32, 16)
-    assert len(found["ids"]) == 20 and found["llama"].model.layers[0].self_attn.lam.requires_grad
+    scope = run(tmp_path / "examples.py", blocks, **given)
+    assert scope["logits"].shape == (2, 32, 256) and scope["y"].shape == (2, 4, 32, 16)
+    assert len(scope["ids"]) == 20 and scope["llama"].model.layers[0].self_attn.lam.requires_grad
 
 
 def test_the_quickstarts_cells(tmp_path: Path) -> None:

@@ -50,8 +50,8 @@ def test_rows_of_a_checkpoint(tmp_path, data, variant) -> None:
     }
     assert set(zip(flow["length"], flow["count"], strict=True)) == {(70, 70), (12, 1)}
     key = ["length", "metric", "layer", "head", "sequence"]
-    found = flow.set_index(key)["value"].sort_index()
-    assert len(found) == (11 + 5) * 2 * 2 * 3 and found.index.is_unique
+    actual = flow.set_index(key)["value"].sort_index()
+    assert len(actual) == (11 + 5) * 2 * 2 * 3 and actual.index.is_unique
     curves = rows["curves"].set_index(["layer", "curve"])["values"]
     maps = rows["maps"].set_index(["layer", "head"])
     assert len(curves) == 2 * 3 and len(maps) == 2 * 2
@@ -63,7 +63,7 @@ def test_rows_of_a_checkpoint(tmp_path, data, variant) -> None:
         readings = {70: metrics.read_flow(flows), 12: metrics.read_spectrum(short)}
         for length, reading in readings.items():
             for metric, values in reading.values.items():
-                rows = found[length, metric, layer].unstack("head").to_numpy()
+                rows = actual[length, metric, layer].unstack("head").to_numpy()
                 assert np.allclose(rows, values, rtol=1e-3, atol=1e-6), metric
         means = {
             "self": flows.diagonal(dim1=-2, dim2=-1),
@@ -105,7 +105,7 @@ def test_flow_stays_in_its_document_and_sinks_are_their_first_tokens(tmp_path, d
     text = torch.tensor([[5, 3, 0, 4, 6, 7, 0, 2, 9, 9], [1, 2, 3, 0, 0, 4, 4, 8, 8, 8]])
     starts = mask(text).starts
     for layer in metrics.read_layers(model, text, 10, 8, mask):
-        found, flow = layer.readings[0].values, layer.flow
+        actual, flow = layer.readings[0].values, layer.flow
         sinks = torch.zeros(2, 2, 2, dtype=torch.float64)
         for b, h, i in np.ndindex(2, 2, 10):
             begins = int(starts[b, i])
@@ -114,5 +114,5 @@ def test_flow_stays_in_its_document_and_sinks_are_their_first_tokens(tmp_path, d
             if i > begins:
                 sinks[0, b, h] += history[0] / history.sum() / 10
                 sinks[1, b, h] += history[:2].sum() / history.sum() / 10
-        torch.testing.assert_close(found["sink_1"], sinks[0], rtol=1e-5, atol=0)
-        torch.testing.assert_close(found["sink_2"], sinks[1], rtol=1e-5, atol=0)
+        torch.testing.assert_close(actual["sink_1"], sinks[0], rtol=1e-5, atol=0)
+        torch.testing.assert_close(actual["sink_2"], sinks[1], rtol=1e-5, atol=0)

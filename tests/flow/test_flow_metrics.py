@@ -80,11 +80,11 @@ def defined_dims(squares: list[float], E: float, eta: float) -> int:
 @pytest.mark.parametrize("flow", FLOWS.values(), ids=FLOWS.keys())
 @pytest.mark.parametrize("dtype, slack", [(torch.float64, 1e-12), (torch.float32, 2e-6)])
 def test_flow_metrics_are_those_of_the_definition(flow, dtype, slack) -> None:
-    found = metrics.read_flow(torch.from_numpy(flow).to(dtype)[None, None]).values
+    actual = metrics.read_flow(torch.from_numpy(flow).to(dtype)[None, None]).values
     expected = defined_flow_metrics(flow)
-    assert found.keys() == expected.keys()
+    assert actual.keys() == expected.keys()
     for name, value in expected.items():
-        assert found[name].item() == pytest.approx(value, rel=slack, abs=slack), name
+        assert actual[name].item() == pytest.approx(value, rel=slack, abs=slack), name
 
 
 @pytest.mark.parametrize("flow", MATRICES.values(), ids=MATRICES.keys())
@@ -95,11 +95,11 @@ def test_spectrum_metrics_come_from_fp32_singular_values(flow, dtype) -> None:
     exact = np.linalg.svd(flow, compute_uv=False)
     assert sigma.dtype == torch.float32
     assert np.abs(sigma.numpy() - exact).max() <= 4 * len(flow) * 2**-24 * exact[0]
-    found = metrics.read_spectrum(given[None, None]).values
+    actual = metrics.read_spectrum(given[None, None]).values
     expected = defined_rank_metrics(sigma)
-    assert found.keys() == expected.keys()
+    assert actual.keys() == expected.keys()
     for name, value in expected.items():
-        assert found[name].item() == pytest.approx(value, rel=1e-12), name
+        assert actual[name].item() == pytest.approx(value, rel=1e-12), name
 
 
 @pytest.mark.parametrize("flow", FLOWS.values(), ids=FLOWS.keys())

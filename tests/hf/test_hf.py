@@ -27,8 +27,8 @@ def build(variant: str, **changes) -> tuple[Decoder, "hf.RelationForCausalLM"]:
     return decoder, hf.RelationForCausalLM.of(decoder, eos_token_id=None, pad_token_id=0).eval()
 
 
-def close(found: Tensor, expected: Tensor) -> None:
-    assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
+def close(actual: Tensor, expected: Tensor) -> None:
+    assert (actual - expected).abs().max() <= 1e-5 * expected.abs().max()
 
 
 def prompts() -> list[Tensor]:
@@ -92,7 +92,7 @@ def test_new_weights_start_as_the_decoders_do():
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"d_modle": 512}, "has no d_modle; its fields are vocab_size, d_model,"),
         ({"num_hidden_layers": 12, "layout": "FL"}, "layout 'FL'; give a layout "),
@@ -100,8 +100,8 @@ def test_new_weights_start_as_the_decoders_do():
         ({"layout": ["F", "L"]}, "give str"),
     ],
 )
-def test_unknown_fields_are_refused_in_a_line(fields, said):
-    assert said in refusal(lambda: hf.RelationConfig(**fields))
+def test_unknown_fields_are_refused_in_a_line(fields, message):
+    assert message in refusal(lambda: hf.RelationConfig(**fields))
 
 
 @each_layout
@@ -156,22 +156,22 @@ def test_generation_goes_on_from_a_cache():
 def test_checkpointing_changes_no_gradient(variant):
     """And computes each block twice."""
     _, model = build(variant)
-    calls, found = [], []
+    calls, gradients = [], []
     model.model.decoder.blocks[0].register_forward_pre_hook(lambda *_: calls.append(None))
     for enable in (lambda: None, model.gradient_checkpointing_enable):
         enable()
         model.zero_grad()
         model.train()(TOKENS, labels=TOKENS).loss.backward()
-        found.append([p.grad.clone() for p in model.parameters()])
-    assert all(map(torch.equal, *found)) and len(calls) == 1 + 2
+        gradients.append([p.grad.clone() for p in model.parameters()])
+    assert all(map(torch.equal, *gradients)) and len(calls) == 1 + 2
 
 
 def test_compiled_without_a_break_padding_changes_nothing():
     _, model = build("full", layers=1)
     given = left_padded(prompts()[:2])
     compiled = torch.compile(model, fullgraph=True, backend="eager")
-    found, expected = (call(**given).logits for call in (compiled, model))
-    close(found[given["attention_mask"].bool()], expected[given["attention_mask"].bool()])
+    actual, expected = (call(**given).logits for call in (compiled, model))
+    close(actual[given["attention_mask"].bool()], expected[given["attention_mask"].bool()])
     given["attention_mask"] = given["attention_mask"] * 0
     with pytest.raises(RuntimeError, match="has no text"):
         compiled(**given)
@@ -195,19 +195,19 @@ def test_packed_documents_have_the_logits_of_documents_alone(variant):
     mask = torch.nn.functional.pad(torch.ones(1, n, dtype=torch.int64), (2, 3))
     with torch.no_grad():
         alone = torch.cat([model(row[None]).logits[0] for row in rows])
-        found = model(**given)
-        close(found.logits[0], alone)
+        actual = model(**given)
+        close(actual.logits[0], alone)
         close(model(**padded, attention_mask=mask).logits[0, 2:-3], alone)
         # Both rows of a batch by positions for one.
         both = model(given["input_ids"].repeat(2, 1), position_ids=given["position_ids"])
         close(both.logits[1], alone)
     targets = torch.cat([torch.nn.functional.pad(row[1:], (0, 1), value=-100) for row in rows])
     expected = torch.nn.functional.cross_entropy(alone, targets)
-    torch.testing.assert_close(found.loss, expected, rtol=1e-5, atol=0)
+    torch.testing.assert_close(actual.loss, expected, rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize(
-    ("cached", "given", "said"),
+    ("cached", "given", "message"),
     [
         (False, {"attention_mask": GAP}, "2 pieces of text"),
         (False, {"attention_mask": GAP, "use_cache": True}, "2 pieces of text"),
@@ -222,19 +222,19 @@ def test_packed_documents_have_the_logits_of_documents_alone(variant):
         (False, {"cu_seq_lens_q": GAP}, "takes no cu_seq_lens_q; it takes"),
     ],
 )
-def test_what_a_model_cannot_take_is_refused(cached, given, said):
+def test_what_a_model_cannot_take_is_refused(cached, given, message):
     _, model = build("full")
     if cached:
         given = given | {"past_key_values": model(TOKENS[:1, :3], use_cache=True).past_key_values}
-    assert said in refusal(lambda: model(TOKENS[:1, :3], **given))
+    assert message in refusal(lambda: model(TOKENS[:1, :3], **given))
 
 
 def test_what_transformers_passes_beside_is_taken():
     """As PEFT, tokenizers, older versions' generation and Trainer call it."""
     _, model = build("full")
     passed = {"inputs_embeds": None, "token_type_ids": TOKENS * 0, "cache_position": TOKENS[0]}
-    found = model(TOKENS, labels=TOKENS, num_items_in_batch=20, return_dict=False, **passed)
-    torch.testing.assert_close(found[0], model(TOKENS, labels=TOKENS).loss)
+    actual = model(TOKENS, labels=TOKENS, num_items_in_batch=20, return_dict=False, **passed)
+    torch.testing.assert_close(actual[0], model(TOKENS, labels=TOKENS).loss)
 
 
 @pytest.mark.parametrize("tokens", [60, 20])

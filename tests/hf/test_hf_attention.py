@@ -79,11 +79,11 @@ def test_what_is_computed_is_full_relation(kv_heads, case):
     elif case == "cache":
         mask, rows = causal.expand(2, 1, -1, -1)[:, :, 6:], slice(6, 9)
     expected = ops.full_relation(q, k, v, layer.lam, documents=documents)[:, :, rows]
-    found, _ = relation_attention(layer, q[:, :, rows], k, v, mask, scaling=6**-0.5)
+    actual, _ = relation_attention(layer, q[:, :, rows], k, v, mask, scaling=6**-0.5)
     shown = text[:, rows, None, None]
-    assert_close(found * shown, expected.transpose(1, 2) * shown, 9 + 6, scale=8)
+    assert_close(actual * shown, expected.transpose(1, 2) * shown, 9 + 6, scale=8)
     gradients = (torch.autograd.grad((y * shown.reshape(s)).square().sum(), layer.lam)[0]
-                 for y, s in ((found, (2, -1, 1, 1)), (expected, (2, 1, -1, 1))))  # fmt: skip
+                 for y, s in ((actual, (2, -1, 1, 1)), (expected, (2, 1, -1, 1))))  # fmt: skip
     assert_close(*gradients, 2 * 9 * 9, scale=8)
 
 
@@ -102,9 +102,9 @@ def test_padding_and_caches_change_no_text(kv_heads):
     places = (given["attention_mask"].cumsum(1) - 1).clamp(min=0)
     with torch.no_grad():
         logits = model(**given, position_ids=places).logits
-        for row, found in zip(rows, logits, strict=True):
+        for row, actual in zip(rows, logits, strict=True):
             expected = model(row[None]).logits[0]
-            assert (found[-len(row) :] - expected).abs().max() <= 1e-5 * expected.abs().max()
+            assert (actual[-len(row) :] - expected).abs().max() <= 1e-5 * expected.abs().max()
 
 
 def padded_and_packed(T: int) -> list[dict[str, Tensor]]:
@@ -122,9 +122,9 @@ def test_compiled_without_a_break_it_is_the_same():
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     padded, packed = padded_and_packed(11)
     for given in (packed, padded):
-        found, expected = (call(**given, use_cache=False).logits for call in (compiled, model))
+        actual, expected = (call(**given, use_cache=False).logits for call in (compiled, model))
         rows = given.get("attention_mask", torch.ones_like(given["input_ids"])).bool()
-        assert (found - expected)[rows].abs().max() <= 1e-5 * expected.abs().max()
+        assert (actual - expected)[rows].abs().max() <= 1e-5 * expected.abs().max()
     with pytest.raises(RuntimeError, match="padding interrupts"):
         compiled(**padded | {"attention_mask": TOKENS.ne(TOKENS[0, 5]).long()}, use_cache=False)
 
@@ -153,9 +153,9 @@ def test_documents_need_no_square_of_the_length():
     # Padding that interrupts a text leaves no documents: every token sees the text before.
     mask = torch.tensor([[1, 1, 0, 1, 1]])
     given = {"input_ids": TOKENS[:1, :5], "position_ids": (mask.cumsum(1) - 1)}
-    found = model(**given, attention_mask=mask).logits[0, 3:]
+    actual = model(**given, attention_mask=mask).logits[0, 3:]
     expected = model(TOKENS[:1, [0, 1, 3, 4]]).logits[0, 2:]
-    assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
+    assert (actual - expected).abs().max() <= 1e-5 * expected.abs().max()
 
 
 @pytest.mark.parametrize("step", [
@@ -166,9 +166,9 @@ def test_documents_need_no_square_of_the_length():
 def test_grouped_heads_decode_without_copying_history(step):
     q, k, v = normal(1, 8, 1, 16, seed=1), *(normal(1, 2, 900, 16, seed=s) for s in (2, 3))
     with torch.no_grad(), Largest() as largest:
-        found = step(q, k, v)
+        actual = step(q, k, v)
     assert largest.numel <= 8 * 900 < k.numel()
-    assert_close(found, step(q, *(ops.for_heads(x, 8) for x in (k, v))), 900 + 16, scale=8)
+    assert_close(actual, step(q, *(ops.for_heads(x, 8) for x in (k, v))), 900 + 16, scale=8)
 
 
 @pytest.mark.gpu
@@ -204,8 +204,8 @@ def test_lambda_is_trained_saved_and_read_back(tmp_path):
     assert add_lambda(model, 0.1).model.layers[1].self_attn.lam == 0.9
     assert add_lambda(model, saved=tmp_path).model.layers[1].self_attn.lam == saved
     attention = load(tmp_path, attn_implementation="sdpa")
-    said = refusal(lambda: add_lambda(attention, saved=tmp_path))
-    assert "layers.0.self_attn runs the attention 'sdpa'" in said
+    message = refusal(lambda: add_lambda(attention, saved=tmp_path))
+    assert "layers.0.self_attn runs the attention 'sdpa'" in message
     # As of a model of the hub: its values are saved, and not in a folder of that name.
     elsewhere.config._name_or_path = "owner/name"
     for given in ({}, {"saved": tmp_path / "elsewhere"}):
@@ -220,16 +220,16 @@ def test_other_families_run_it(family):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"dropout": 0.1}, "dropout"),
         ({"softcap": 50.0}, "capping"),
         ({"is_causal": False}, "causal"),
     ],
 )
-def test_what_relation_has_not_is_refused(options, said):
+def test_what_relation_has_not_is_refused(options, message):
     x = normal(1, 2, 3, 6, seed=1)
-    assert said in refusal(lambda: relation_attention(Layer(), x, x, x, None, **options))
+    assert message in refusal(lambda: relation_attention(Layer(), x, x, x, None, **options))
 
 
 @pytest.mark.parametrize(("first", "wrong"), [

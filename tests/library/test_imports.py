@@ -36,7 +36,7 @@ def imported(path: Path) -> set[str]:
         f"{n.module}.{a.name}" for n in nodes if isinstance(n, ast.ImportFrom) for a in n.names
     }
     names |= {alias.name for n in nodes if isinstance(n, ast.Import) for alias in n.names}
-    return {found for name in names if (found := room(name)) in RANK}
+    return RANK.keys() & map(room, names)
 
 
 def test_imports_point_one_way() -> None:

@@ -115,8 +115,8 @@ def test_rows_of_unequal_length_decode_as_each_alone(variant):
         last = model.decode(torch.stack(news), state)[:, -1]
         read = [n + block for n in read]
     assert state.length == max(read) and state.lengths.tolist() == read
-    for row, found in zip(rows, last, strict=True):
-        torch.testing.assert_close(found, model(row[None])[0, -1], rtol=0, atol=1e-11)
+    for row, logits in zip(rows, last, strict=True):
+        torch.testing.assert_close(logits, model(row[None])[0, -1], rtol=0, atol=1e-11)
 
 
 @torch.no_grad()
@@ -128,8 +128,8 @@ def test_a_state_keeps_the_rows_it_is_given_in_their_order():
     for each, lengths in ((state, [23, 11, 23]), (alike, None)):
         each.reorder(torch.tensor([1, 0, 1]))
         assert (each.lengths if lengths is None else each.lengths.tolist()) == lengths
-    found = model.decode(TOKENS[:1, :1].expand(3, 1), state)[:, 0]
-    for row, end, logits in zip((1, 0, 1), (23, 11, 23), found, strict=True):
+    decoded = model.decode(TOKENS[:1, :1].expand(3, 1), state)[:, 0]
+    for row, end, logits in zip((1, 0, 1), (23, 11, 23), decoded, strict=True):
         alone = torch.cat((TOKENS[row, :end], TOKENS[0, :1]))
         torch.testing.assert_close(logits, model(alone[None])[0, -1], rtol=0, atol=1e-11)
 
@@ -183,12 +183,12 @@ def test_unusable_tokens_lengths_and_states_are_refused(variant):
     state, other = model.decode_state(), stirred("hybrid").decode_state()
     for tokens in (TOKENS[0], TOKENS[:, :0], TOKENS.float()):
         assert "tokens" in refusal(lambda x=tokens: model.decode(x, state))
-    for lengths, said in (([3], "2 lengths"), ([3, 99], "1 to 31"), ([3, 0], "1 to 31")):
-        assert said in refusal(lambda given=lengths: model.read(TOKENS, state, given))
+    for lengths, message in (([3], "2 lengths"), ([3, 99], "1 to 31"), ([3, 0], "1 to 31")):
+        assert message in refusal(lambda given=lengths: model.read(TOKENS, state, given))
     assert "layers" in refusal(lambda: model.decode(TOKENS, other))
     narrow = model.decode(TOKENS.int(), state)
     assert torch.equal(narrow, model.decode(TOKENS, model.decode_state()))
     assert "empty cache" in refusal(lambda: model.read(TOKENS, state, [2, 3]))
-    said = {"full": "size is 1 and the history's 2", "linear": "state has shape (2, "}[variant]
-    assert said in refusal(lambda: model.decode(TOKENS[:1], state))
+    message = {"full": "size is 1 and the history's 2", "linear": "state has shape (2, "}[variant]
+    assert message in refusal(lambda: model.decode(TOKENS[:1], state))
     assert state.length == LENGTH

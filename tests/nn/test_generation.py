@@ -53,9 +53,9 @@ LOGITS = [math.log(p) for p in (0.1, 0.4, 0.05, 0.3, 0.15)]
     ],
 )
 def test_the_distribution_is_what_the_options_say(sampling, expected):
-    found = next_token_probabilities(torch.tensor(LOGITS), Sampling(**sampling))
+    actual = next_token_probabilities(torch.tensor(LOGITS), Sampling(**sampling))
     # The logits are FP32: a probability carries their rounding, twice at temperature 1/2.
-    assert found.tolist() == pytest.approx(expected, rel=1e-6)
+    assert actual.tolist() == pytest.approx(expected, rel=1e-6)
     equal = next_token_probabilities(torch.zeros(4), Sampling(top_k=2))
     assert equal.tolist() == [0.5, 0.5, 0, 0], "equal ones keep the lower ids"
 
@@ -96,8 +96,8 @@ def test_generation_goes_on_from_a_state_and_takes_memory_as_tokens_come():
     first = list(generate_tokens(model, [5, 2], 8, GREEDY, state=state))
     assert first + list(generate_tokens(model, first[-1:], 12, GREEDY, state=state)) == whole
     text = torch.randint(29, (BLOCK + 3,), generator=torch.Generator().manual_seed(0)).tolist()
-    found = list(generate_tokens(model, text, 3, GREEDY, state=state))
-    assert found == greedy(model, [5, 2, *whole[:-1], *text], 3)
+    actual = list(generate_tokens(model, text, 3, GREEDY, state=state))
+    assert actual == greedy(model, [5, 2, *whole[:-1], *text], 3)
     assert list(islice(generate_tokens(model, [5, 2], 10**15, GREEDY), 5)) == whole[:5]
     state = model.decode_state()
     lengths = [state.length for _ in generate_tokens(model, [1, 2, 3], 4, GREEDY, state=state)]
@@ -137,19 +137,19 @@ def tokenizer():
 
 
 def test_streamed_text_comes_in_whole_characters_as_soon_as_they_are_complete(tokenizer):
-    told: list[str] = []
+    pieces: list[str] = []
     seen: list[int] = []
 
     def tokens() -> Iterator[int]:
         for token in tokenizer.encode(TEXT).ids:
             # Before the next token is asked for, all whole characters so far are out.
-            assert "".join(told) == tokenizer.decode(seen).rstrip("�")
+            assert "".join(pieces) == tokenizer.decode(seen).rstrip("�")
             seen.append(token)
             yield token
 
     for piece in stream_text(tokenizer, tokens()):
-        told.append(piece)
-    assert "".join(told) == TEXT and "�" not in "".join(told) and "" not in told
+        pieces.append(piece)
+    assert "".join(pieces) == TEXT and "�" not in "".join(pieces) and "" not in pieces
 
 
 def test_bytes_of_no_character_come_out_as_the_tokenizer_decodes_them(tokenizer):
@@ -213,12 +213,12 @@ def check_logits(variant: str, device: str, dtype=torch.float32, **changes) -> N
     tables = model.rope_tables(torch.arange(16, device=device))
     for step in range(2):
         places = Places(counts + step, torch.ones_like(counts), tables)
-        found = prepared.token(news[:, step], state, places)
+        actual = prepared.token(news[:, step], state, places)
         with cast:
             yardstick = model.decode(news[:, step : step + 1], plain)[:, -1]
         texts = [torch.cat((row, news[r, : step + 1])) for r, row in enumerate(rows)]
         expected = torch.stack([truth(text[None])[0, -1] for text in texts])
-        error, models = (x.double() - expected for x in (found, yardstick))
+        error, models = (x.double() - expected for x in (actual, yardstick))
         for size in (lambda x: x.square().mean(dim).sqrt(), lambda x: x.abs().amax(dim)):
             assert (size(error) <= 2 * size(models) + slack * size(expected)).all()
 
@@ -234,8 +234,8 @@ def check_texts(variant: str, device: str, count: int, **changes) -> None:
     # Capacity for four tokens: the state grows several times.
     state = model.decode_state(capacity=4)
     steps = list(continuations(model, PROMPTS, count, GREEDY, stop, state))
-    found = [[step[b] for step in steps if step[b] is not None] for b in range(3)]
-    assert found == cut
+    actual = [[step[b] for step in steps if step[b] is not None] for b in range(3)]
+    assert actual == cut
     # A row that has ended has not read its stop token.
     whole = [len(prompt) + len(text) for prompt, text in zip(PROMPTS, cut, strict=True)]
     read = [n - (len(text) == count) for n, text in zip(whole, cut, strict=True)]

@@ -85,8 +85,8 @@ def test_a_layer_of_the_meta_device_is_drawn_as_a_new_one(make):
     torch.manual_seed(7)
     layer.reset_parameters()
     torch.manual_seed(7)
-    for truth, found in zip(make().parameters(), layer.parameters(), strict=True):
-        assert torch.equal(found, truth)
+    for expected, parameter in zip(make().parameters(), layer.parameters(), strict=True):
+        assert torch.equal(parameter, expected)
     assert all(buffer == 0 for buffer in layer.buffers())
 
 
@@ -96,10 +96,10 @@ def test_a_layer_compiles_whole(kind):
     layer, dy = build(kind), normal(2, T, D, seed=2)
     compiled = torch.compile(layer, fullgraph=True, backend="eager")
     inputs = (normal(2, T, D),)
-    for found, expected in zip(
+    for actual, expected in zip(
         differentiate(compiled, inputs, dy), differentiate(layer, inputs, dy), strict=True
     ):
-        assert_close(found, expected, T + D, scale=8)
+        assert_close(actual, expected, T + D, scale=8)
 
 
 @pytest.mark.gpu
@@ -138,7 +138,7 @@ NEW = partial(FullRelation, D, HEADS)
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "message"),
     [
         (lambda: FullRelation(30, 4), "not divisible"),
         (lambda: FullRelation(D, HEADS, 1), "givens=False"),
@@ -154,5 +154,5 @@ NEW = partial(FullRelation, D, HEADS)
         (lambda: NEW()(X, Documents.padded(torch.ones(1, 2)), NEW().new_cache()), "not both"),
     ],
 )
-def test_what_does_not_fit_is_refused_in_one_line(make, said):
-    assert said in refusal(make)
+def test_what_does_not_fit_is_refused_in_one_line(make, message):
+    assert message in refusal(make)

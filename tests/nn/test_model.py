@@ -131,10 +131,11 @@ def test_a_model_is_the_equations(variant, changes, execution):
     model = Decoder(weights.config, execution).double()
     model.load_state_dict(weights.state_dict())
     logits, flows = transcription(model, TOKENS)
-    found, dy = model(TOKENS), torch.randn(logits.shape, generator=torch.Generator().manual_seed(4))
+    generator = torch.Generator().manual_seed(4)
+    actual, dy = model(TOKENS), torch.randn(logits.shape, generator=generator)
     names, leaves = zip(*model.named_parameters(), strict=True)
-    gradients = [torch.autograd.grad(y, leaves, dy.double()) for y in (found, logits)]
-    assert_same(found, logits)
+    gradients = [torch.autograd.grad(y, leaves, dy.double()) for y in (actual, logits)]
+    assert_same(actual, logits)
     for name, ours, expected in zip(names, *gradients, strict=True):
         assert expected.abs().max() > 1e-3, name
         assert_same(ours, expected, steps=32)
@@ -152,17 +153,17 @@ def test_documents_and_padding_leave_each_text_its_logits(variant):
     model, rows = stirred(variant), TOKENS.int()
     logits = model(rows, Documents.of(torch.tensor([[0] * 4 + [1] * 7, [0] * 11])))
     padded = model(rows, Documents.padded(torch.tensor([[0] * 4 + [1] * 7, [1] * 11])))
-    for found, row, text in (
+    for actual, row, text in (
         (logits, 0, slice(0, 4)),
         (logits, 0, slice(4, 11)),
         (logits, 1, slice(0, 11)),
         (padded, 0, slice(4, 11)),
     ):
-        assert_same(found[row, text], model(rows[row : row + 1, text])[0])
+        assert_same(actual[row, text], model(rows[row : row + 1, text])[0])
 
 
 @pytest.mark.parametrize(
-    ("variant", "changes", "said"),
+    ("variant", "changes", "message"),
     [
         ("full", {"heads": 5}, "not divisible"),
         ("mha", {"d_model": 20, "heads": 4}, "is odd"),
@@ -175,12 +176,12 @@ def test_documents_and_padding_leave_each_text_its_logits(variant):
         ("full", {"layout": "AX"}, "layout 'AX' must be letters of AFLC"),
     ],
 )
-def test_impossible_models_are_refused_in_one_line(variant, changes, said):
-    assert said in refusal(lambda: ModelConfig.for_variant(variant, **{**TINY, **changes}))
+def test_impossible_models_are_refused_in_one_line(variant, changes, message):
+    assert message in refusal(lambda: ModelConfig.for_variant(variant, **{**TINY, **changes}))
 
 
 @pytest.mark.parametrize(
-    ("tokens", "documents", "said"),
+    ("tokens", "documents", "message"),
     [
         (TOKENS[0], None, "shape (11,); give (B, T)"),
         (TOKENS[:, :0], None, "T >= 1"),
@@ -190,6 +191,6 @@ def test_impossible_models_are_refused_in_one_line(variant, changes, said):
         (TOKENS, Documents.of(torch.zeros(2, 5).long()), "of (B, T) = (2, 5)"),
     ],
 )
-def test_what_a_model_cannot_read_is_refused_in_one_line(tokens, documents, said):
+def test_what_a_model_cannot_read_is_refused_in_one_line(tokens, documents, message):
     model = build("full")
-    assert said in refusal(lambda: model(tokens, documents))
+    assert message in refusal(lambda: model(tokens, documents))

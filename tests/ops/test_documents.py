@@ -54,12 +54,12 @@ def test_packed_is_document_by_document(kind, name, transport_self):
         differentiate(operator_of(kind, name, **options), (*own, *shared), g)
         for *own, g in zip(*(pieces(x) for x in (*states, dy)), strict=True)
     ]
-    for found, *expected in zip(whole, *alone, strict=True):
-        if found.ndim:
-            for piece, truth in zip(pieces(found), expected, strict=True):
+    for actual, *expected in zip(whole, *alone, strict=True):
+        if actual.ndim:
+            for piece, truth in zip(pieces(actual), expected, strict=True):
                 assert_close(piece, truth, 41 + 6, scale=8)
         else:
-            assert_close(found, sum(expected), 41 * 14)
+            assert_close(actual, sum(expected), 41 * 14)
 
 
 @each_backend
@@ -70,13 +70,13 @@ def test_shared_heads_are_repeated_ones(kind, name, heads, documents):
     options = {"documents": packed()} if documents else {}
     inputs = drawn(kind, 3, 4, 41, 6, heads=heads)
     (dy,) = draw_linear(3, 4, 41, 6)[:1]
-    found = differentiate(operator_of(kind, name, **options), inputs, dy)
+    actual = differentiate(operator_of(kind, name, **options), inputs, dy)
 
     def repeated(p1: Tensor, p2: Tensor, info: Tensor, *extra: Tensor) -> Tensor:
         p2, info = (x.repeat_interleave(4 // heads, dim=1) for x in (p2, info))
         return operator_of(kind, name, **options)(p1, p2, info, *extra)
 
-    for ours, truth in zip(found, differentiate(repeated, inputs, dy), strict=True):
+    for ours, truth in zip(actual, differentiate(repeated, inputs, dy), strict=True):
         assert_close(ours, truth, 41 + 6)
 
 
@@ -95,7 +95,7 @@ def test_every_form_gives_the_same_documents():
 
 
 @pytest.mark.parametrize(
-    ("make", "given", "said"),
+    ("make", "given", "message"),
     [
         (Documents.of, [[0, 0], [1, 0]], "decrease in row 1: 1 at token 0 and 0 after it"),
         (Documents.of, [0, 1], "of shape (2,)"),
@@ -110,8 +110,8 @@ def test_every_form_gives_the_same_documents():
         (Documents.of, torch.tensor([[200, 3]], dtype=torch.uint8), "decrease in row 0: 200 at"),
     ],
 )
-def test_wrong_documents_are_refused(make, given, said):
-    assert said in refusal(lambda: make(torch.as_tensor(given)))
+def test_wrong_documents_are_refused(make, given, message):
+    assert message in refusal(lambda: make(torch.as_tensor(given)))
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
@@ -123,8 +123,8 @@ def test_flex_attention_spells_full_relation(kind, heads, transport_self, docume
     """Its value; on a CPU PyTorch has no gradient of it."""
     inputs = drawn(kind, 3, 4, 41, 6, heads=heads)
     options = {"transport_self": transport_self, "documents": documents}
-    found = operator_of(kind, "flex", **options)(*inputs)
-    assert_close(found, operator_of(kind, "reference", **options)(*inputs), 41 + 6)
+    actual = operator_of(kind, "flex", **options)(*inputs)
+    assert_close(actual, operator_of(kind, "reference", **options)(*inputs), 41 + 6)
 
 
 @pytest.mark.gpu
@@ -152,10 +152,10 @@ def test_fused_backends_err_as_the_definition_does(kind, name, width, dtype, opt
     dy = draw_linear(2, 4, 515, width)[0].cuda().to(dtype)
     doubles = [x.double() for x in inputs]
     truth = differentiate(operator_of(kind, "reference", **options), doubles, dy.double())
-    definition, found = (
+    definition, actual = (
         differentiate(operator_of(kind, which, **options), inputs, dy)
         for which in ("reference", name)
     )
-    for ours, yardstick, true in zip(found, definition, truth, strict=True):
+    for ours, yardstick, true in zip(actual, definition, truth, strict=True):
         error, allowed = ((x.double() - true).abs().max() for x in (ours, yardstick))
         assert error <= 2 * allowed + 1e-3 * true.abs().max()

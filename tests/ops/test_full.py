@@ -27,8 +27,8 @@ def test_full_and_tiled_are_the_papers_sums(T, D, H, lam, tau, transport_self, s
     rows = range(1, T + 1) if T < 1000 else (1, 2, 63, 128, 129, 1000)
     chosen = [i - 1 for i in rows]
     flow, scalar = flow_rows(p1, p2, lam, tau, rows, silu), torch.tensor(lam, dtype=torch.float64)
-    found = ops.full_flow(p1, p2, scalar, tau, silu=silu)
-    assert_close(found[:, :, chosen], flow, T + D)
+    computed = ops.full_flow(p1, p2, scalar, tau, silu=silu)
+    assert_close(computed[:, :, chosen], flow, T + D)
     for k, i in enumerate(rows):
         flow[:, :, k, i - 1] *= transport_self
     expected = sum(flow[..., [j]] * info[:, :, [j]] for j in range(T))

@@ -39,8 +39,8 @@ STATES = ("p1", "p2", "info", "q", "k", "v", "x")
 WITHOUT = (ops.givens_mix, ops.rope, *KERNELS)
 
 
-def assert_refused(said: str, call, *arguments, **options) -> None:
-    assert said in refusal(lambda: call(*arguments, **options))
+def assert_refused(message: str, call, *arguments, **options) -> None:
+    assert message in refusal(lambda: call(*arguments, **options))
 
 
 def name(operator) -> str:
@@ -51,8 +51,8 @@ def name(operator) -> str:
 def test_states_and_documents_that_do_not_fit_are_refused(operator):
     states = [state for state in STATES if state in CALLS[operator]]
 
-    def refused(said: str, **wrong) -> None:
-        assert_refused(said, operator, **{**CALLS[operator], **wrong})
+    def refused(message: str, **wrong) -> None:
+        assert_refused(message, operator, **{**CALLS[operator], **wrong})
 
     for state in states:
         refused("shape", **{state: X[0]})
@@ -68,13 +68,13 @@ def test_states_and_documents_that_do_not_fit_are_refused(operator):
     if operator not in WITHOUT:
         fit = Documents.of(torch.tensor([[0, 0, 1]]))
         elsewhere = Documents(fit.starts.to("meta"), fit.ends, fit.offsets, fit.longest)
-        for documents, said in (
+        for documents, message in (
             ([[0, 0, 1]], "give Documents.of"),
             (torch.zeros(1, 3), "give Documents.of"),
             (Documents.of(torch.zeros(1, 4).long()), "documents are of (B, T) = (1, 4)"),
             (elsewhere, "documents lie on meta"),
         ):
-            refused(said, documents=documents)
+            refused(message, documents=documents)
 
 
 @pytest.mark.parametrize("operator", FULL + FORMS, ids=name)
@@ -85,19 +85,19 @@ def test_a_temperature_that_is_not_positive_is_refused(operator, tau):
 
 @pytest.mark.parametrize("operator", FULL, ids=name)
 def test_lambda_is_one_floating_number_on_the_device(operator):
-    for lam, said in (
+    for lam, message in (
         (torch.zeros(3), "lam has shape"),
         (torch.zeros(1, 1), "lam has shape"),
         (LAM.to("meta"), "one device"),
         (torch.tensor(1), "lam has dtype int64"),
         (0.5, "lam is a float"),
     ):
-        assert_refused(said, operator, **{**CALLS[operator], "lam": lam})
+        assert_refused(message, operator, **{**CALLS[operator], "lam": lam})
 
 
 @pytest.mark.parametrize("operator", FORMS, ids=name)
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
         ({"log_retention": X[..., :1]}, "log_retention has shape"),
         ({"log_retention": X.to("meta")}, "one device"),
@@ -108,12 +108,12 @@ def test_lambda_is_one_floating_number_on_the_device(operator):
         ({"state": STATE.cfloat()}, "state has dtype complex64"),
     ],
 )
-def test_retention_and_state_must_fit(operator, wrong, said):
-    assert_refused(said, operator, **{**LINEAR, **wrong})
+def test_retention_and_state_must_fit(operator, wrong, message):
+    assert_refused(message, operator, **{**LINEAR, **wrong})
 
 
 @pytest.mark.parametrize(
-    ("heads", "theta", "said"),
+    ("heads", "theta", "message"),
     [
         (3, torch.zeros(1), "H = 3 is odd"),
         (4, torch.zeros(1), "theta has shape"),
@@ -121,22 +121,22 @@ def test_retention_and_state_must_fit(operator, wrong, said):
         (4, 0.5, "theta is a float"),
     ],
 )
-def test_givens_and_rope_need_pairs(heads, theta, said):
-    assert_refused(said, ops.givens_mix, torch.zeros(1, heads, 2, 2), theta, 0)
+def test_givens_and_rope_need_pairs(heads, theta, message):
+    assert_refused(message, ops.givens_mix, torch.zeros(1, heads, 2, 2), theta, 0)
     assert_refused("head width 5 is odd", ops.rope, torch.zeros(1, 2, 3, 5))
     assert_refused("base", ops.rope, X, base=math.nan)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (("full", "fast"), "no backend 'fast'; choose among reference, materialised, tiled"),
         (("relation", "reference"), "unknown operator 'relation'; choose among mha, full"),
         (("mha", "cudnn", "cpu"), "needs a CUDA device"),
     ],
 )
-def test_an_unknown_or_impossible_backend_is_refused(arguments, said):
-    assert_refused(said, ops.get_backend, *arguments)
+def test_an_unknown_or_impossible_backend_is_refused(arguments, message):
+    assert_refused(message, ops.get_backend, *arguments)
 
 
 WIDTHS = {
@@ -148,18 +148,18 @@ WIDTHS = {
 
 
 @pytest.mark.parametrize(
-    ("operator", "wrong", "said"),
+    ("operator", "wrong", "message"),
     [
-        *((kernels.flash_relation, dict.fromkeys(RELATION, x), said) for said, x in WIDTHS.items()),
-        *((kernels.linear_relation, dict.fromkeys(LINEAR, x), said) for said, x in WIDTHS.items()),
+        *((kernels.flash_relation, dict.fromkeys(RELATION, x), text) for text, x in WIDTHS.items()),
+        *((kernels.linear_relation, dict.fromkeys(LINEAR, x), text) for text, x in WIDTHS.items()),
         (kernels.flash_relation, {"lam": LAM.bfloat16()}, "one float32 number"),
         (kernels.linear_relation, {"log_retention": X.half()}, "log_retention has dtype float16"),
         (kernels.linear_relation, {"state": STATE.double()}, "in float32"),
         *((op, {"p1": X[:, :1]}, "p2 has 2 heads and p1 1") for op in KERNELS),
     ],
 )
-def test_kernels_name_what_they_do_not_take(operator, wrong, said):
-    assert_refused(said, operator, **{**CALLS[operator], **wrong})
+def test_kernels_name_what_they_do_not_take(operator, wrong, message):
+    assert_refused(message, operator, **{**CALLS[operator], **wrong})
 
 
 def test_kernels_on_a_cpu_need_the_interpreter(monkeypatch):

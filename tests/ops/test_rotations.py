@@ -36,11 +36,11 @@ def test_givens_and_its_gradients_err_as_their_dtypes_do(dtype, angles, layer):
     info, dy = draw(2, 4, 70, 6, count=2).to(dtype)
     theta = draw(2, count=1)[0].to(angles)
     mix = partial(ops.givens_mix, layer_index=layer)
-    *found, dtheta = differentiate(mix, (info, theta), dy)
+    *actual, dtheta = differentiate(mix, (info, theta), dy)
     *truth, true_dtheta = differentiate(mix, (info.double(), theta.double()), dy.double())
-    assert ([x.dtype for x in found], dtheta.dtype) == ([dtype] * 2, angles)
+    assert ([x.dtype for x in actual], dtheta.dtype) == ([dtype] * 2, angles)
     wide = 2**-53 if torch.float64 in (dtype, angles) else 2**-24
-    for x, given, exact in zip(found, (info, dy), truth, strict=True):  # rounded once
+    for x, given, exact in zip(actual, (info, dy), truth, strict=True):  # rounded once
         bound = torch.finfo(dtype).eps / 2 * exact.abs() + 8 * wide * given.abs().max()
         assert ((x.double() - exact).abs() <= bound).all()
     products = (dy.double().norm() * truth[0].norm()).item()

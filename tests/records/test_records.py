@@ -87,8 +87,8 @@ def test_what_is_written_is_read(tmp_path: Path, kind: str) -> None:
 def test_columns_that_are_missing_or_unknown_are_refused(tmp_path: Path) -> None:
     row = rows_of("losses", 1)[0]
     less = {k: v for k, v in row.items() if k != "loss"}
-    for rows, said in (([row | {"los": 1.0}], "los"), ([row, less], "loss")):
-        assert said in refusal(partial(records.write, tmp_path / "a.parquet", "losses", rows))
+    for rows, message in (([row | {"los": 1.0}], "los"), ([row, less], "loss")):
+        assert message in refusal(partial(records.write, tmp_path / "a.parquet", "losses", rows))
     assert not list(tmp_path.iterdir())
 
 
@@ -103,12 +103,12 @@ def test_a_damaged_file_is_named_in_one_line(tmp_path: Path) -> None:
     for at in range(0, len(whole), step):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x10]) + whole[at + 1 :])
         try:
-            found = records.read(path, "losses")
+            actual = records.read(path, "losses")
         except InputError as error:
             assert str(path) in str(error) and "\n" not in str(error)
         else:  # in the footer, which has no checksum; the values are right or the test fails
             silent += 1
-            pd.testing.assert_frame_equal(found, good)
+            pd.testing.assert_frame_equal(actual, good)
     assert silent < 60
     for content in (b"", b"PAR1", whole[: len(whole) // 2], whole[:-1], b"x" * 1000):
         path.write_bytes(content)
@@ -184,8 +184,8 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
     other = FORK.Process(target=_hold, args=(lock, ready))
     other.start()
     assert ready.wait(30)
-    said = refusal(records.held(lock, "run x").__enter__, RunError)
-    assert "run x is already running" in said
+    message = refusal(records.held(lock, "run x").__enter__, RunError)
+    assert "run x is already running" in message
     other.kill()
     other.join()
     with records.held(lock, "run x"):  # a killed process leaves no lock behind
@@ -245,10 +245,10 @@ def test_collect_joins_what_is_planned(results: Path) -> None:
     planned = make_runs(folder, (42, 43))
     later = {"runs/10M/nearest/full/44/run.parquet": "hash44", "check/operators.parquet": "c"}
     records.collect(folder, planned | later)
-    found = records.load(folder)
-    counts = {kind: len(rows) for kind, rows in found.items() if len(rows)}
+    frames = records.load(folder)
+    counts = {kind: len(rows) for kind, rows in frames.items() if len(rows)}
     assert counts == {"runs": 2, "losses": 4, "maps": 4}
-    assert sorted(found["losses"]["seed"].unique()) == [42, 43]
+    assert sorted(frames["losses"]["seed"].unique()) == [42, 43]
     planned["runs/10M/nearest/full/43/losses.parquet"] = "another"
     assert "43/losses.parquet was made as hash43, now planned is another" in refusal(
         lambda: records.collect(folder, planned)
@@ -284,9 +284,9 @@ def test_publish_merges_by_job(results: Path) -> None:
     records.collect(folder, make_runs(folder, (42,), created="2027-01-01T00:00:00+00:00"))
     records.publish("books")
     records.collect(folder, make_runs(folder, (44,)) | make_runs(folder, (43,), hash="other"))
-    said = records.publish("books")
-    assert "runs: 1 added, 0 replaced, 1 refused" in said
-    assert "  books/10M/nearest/full/43 stays: another specification" in said
+    message = records.publish("books")
+    assert "runs: 1 added, 0 replaced, 1 refused" in message
+    assert "  books/10M/nearest/full/43 stays: another specification" in message
     runs = records.load(shipped)["runs"].drop_duplicates("seed").set_index("seed")
     assert dict(runs["hash"]) == {42: "hash42", 43: "hash43", 44: "hash44"}
     assert dict(runs["created"])[42].startswith("2027") and runs["created"][43].startswith("2026")
@@ -313,8 +313,8 @@ def test_publish_interrupted_and_repeated_loses_nothing(
         with pytest.raises(RunError):
             records.publish("books")
     records.publish("books")
-    found = records.load(shipped)
-    assert [len(found[kind]) for kind in ("runs", "losses", "maps")] == [2, 4, 2]
+    frames = records.load(shipped)
+    assert [len(frames[kind]) for kind in ("runs", "losses", "maps")] == [2, 4, 2]
 
 
 def test_publish_refuses_what_is_no_pair(results: Path) -> None:
@@ -327,8 +327,8 @@ def test_publish_refuses_what_is_no_pair(results: Path) -> None:
 
 def test_one_publish_at_a_time(results: Path) -> None:
     with records.held(results / "books" / "work" / "publish.lock", "publish of books"):
-        said = refusal(lambda: records.publish("books"), RunError)
-    assert "publish of books is already running" in said
+        message = refusal(lambda: records.publish("books"), RunError)
+    assert "publish of books is already running" in message
 
 
 # What is shipped

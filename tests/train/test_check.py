@@ -111,11 +111,11 @@ def planted(monkeypatch: pytest.MonkeyPatch, factors: dict[str, float]) -> None:
 def failing(given: Side, precision: str = "fp32", draws: int = 16) -> dict[str, set[str]]:
     """The measures that fail, by parameter."""
     spec = checked(precision=precision, gradient_draws=draws)
-    found: dict[str, set[str]] = {}
+    actual: dict[str, set[str]] = {}
     for row in check.gradient_rows(given, "10M", spec, CPU):
         if not row["error"] <= row["allowed"]:
-            found.setdefault(row["parameter"], set()).add(row["measure"])
-    return found
+            actual.setdefault(row["parameter"], set()).add(row["measure"])
+    return actual
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -128,8 +128,8 @@ def test_scale_errors_of_two_percent_are_found_and_named(monkeypatch, precision,
     """In BF16 so many tokens that lambda's noise is well below 1%."""
     factors = {MATRIX: 1.02, NORM: 0.98, THETA: 1.02, LAM: 0.98}
     planted(monkeypatch, factors)
-    found = failing(side("full", micro), precision)
-    assert set(found) == set(factors) and all("scale" in measures for measures in found.values())
+    actual = failing(side("full", micro), precision)
+    assert set(actual) == set(factors) and all("scale" in measures for measures in actual.values())
 
 
 def test_lost_gradients_are_written_and_named(monkeypatch, tmp_path) -> None:

@@ -77,12 +77,12 @@ def test_a_run_gives_the_golden_losses(data, tmp_path, variant, backends) -> Non
     and a norm by 2e-6 of itself at most; other instruction sets round as much. With QK-norm in
     Full Relation it moves a norm by 1.3e-5: some gradients are so small that AdamW's epsilon of
     1e-8 leaves their rounding in an update."""
-    found, expected = curve(variant, backends, data, tmp_path), golden()[variant]
+    actual, expected = curve(variant, backends, data, tmp_path), golden()[variant]
     rel = 5e-5 if variant == "full-qknorm" else 1e-5
-    assert [row["update"] for row in found] == [row["update"] for row in expected]
+    assert [row["update"] for row in actual] == [row["update"] for row in expected]
     for name in READINGS:
         pinned = [row[name] for row in expected]
-        assert [row[name] for row in found] == pytest.approx(pinned, rel=rel)
+        assert [row[name] for row in actual] == pytest.approx(pinned, rel=rel)
 
 
 if __name__ == "__main__":

@@ -140,16 +140,16 @@ def test_a_run_killed_by_sigkill_goes_on_to_the_same_bits(trained, data, tmp_pat
     killed.communicate(timeout=120)
     assert killed.returncode == -signal.SIGKILL and not (tmp_path / "out").exists()
     again = start(tmp_path, data, changes=changes)
-    said, _ = again.communicate(timeout=120)
-    assert again.returncode == 0 and "updates: 3" in said, said
+    output, _ = again.communicate(timeout=120)
+    assert again.returncode == 0 and "updates: 3" in output, output
     assert_same_run(tmp_path / "out", trained)
 
 
 def test_a_run_that_another_process_trains_is_refused(data, tmp_path) -> None:
     run, resume = small_run(), tmp_path / "resume"
     with records.held(resume / f"{run.hash}.lock", run.name):
-        said = refusal(lambda: train(run, data, tmp_path / "out", resume), RunError)
-    assert f"{run.name} is already running in another process" in said
+        output = refusal(lambda: train(run, data, tmp_path / "out", resume), RunError)
+    assert f"{run.name} is already running in another process" in output
 
 
 @pytest.fixture
@@ -163,8 +163,8 @@ def state(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     run = small_run(checkpoint_seconds=1e-9)
     with pytest.raises(DiedError):
         train(run, data, tmp_path / "out", tmp_path / "resume")
-    (found,) = (tmp_path / "resume").glob("*.safetensors")
-    return found
+    (state,) = (tmp_path / "resume").glob("*.safetensors")
+    return state
 
 
 @pytest.mark.parametrize("kept", [-100, 0])
@@ -197,8 +197,8 @@ def test_a_state_is_used_where_nothing_that_decides_changed(
     begun = at_update(monkeypatch, 0, die)
     train(run, data, tmp_path / "out", tmp_path / "resume")
     assert begun[0] == begins
-    told = "is not used (other code, data or execution" in capsys.readouterr().err
-    assert told == (changed in ("code", "data", "backend"))
+    is_refused = "is not used (other code, data or execution" in capsys.readouterr().err
+    assert is_refused == (changed in ("code", "data", "backend"))
     if changed in ("a page", "code"):
         assert_same_run(tmp_path / "out", trained)
 
@@ -258,8 +258,8 @@ def test_a_divergence_is_recorded_where_the_campaign_counts_them(data, tmp_path,
         (out / Path(name).name).rename(tmp_path / name)
         planned[name] = row["hash"] if kind == "runs" else "planned"
     records.collect(tmp_path, planned)
-    found = records.load(tmp_path)
-    assert [len(found[kind]) for kind in ("runs", "flow", "maps", "lengths")] == [1, 0, 0, 0]
+    frames = records.load(tmp_path)
+    assert [len(frames[kind]) for kind in ("runs", "flow", "maps", "lengths")] == [1, 0, 0, 0]
 
 
 def test_a_parameter_that_never_learns_is_named(data, tmp_path, monkeypatch) -> None:
@@ -285,14 +285,14 @@ def test_two_processes_train_the_run_of_one_and_go_on_where_they_were_killed(
     """
     changes, few = {"checkpoint_seconds": 1e-9}, {"accumulation": 1}
     killed = start(tmp_path, data, processes=2, changes=changes, dies=4, refused=few)
-    said, _ = killed.communicate(timeout=180)
-    told, ended = sorted(line for line in said.splitlines() if line.startswith("refused: "))
-    assert ended == "refused: 2" and "1 micro-batches, which 2 processes cannot share" in told
+    output, _ = killed.communicate(timeout=180)
+    reason, ended = sorted(line for line in output.splitlines() if line.startswith("refused: "))
+    assert ended == "refused: 2" and "1 micro-batches, which 2 processes cannot share" in reason
     assert killed.returncode != 0 and not (tmp_path / "out").exists()
     again = start(tmp_path, data, processes=2, changes=changes)
-    said, _ = again.communicate(timeout=180)
+    output, _ = again.communicate(timeout=180)
     # Processes that end with another one may have started update 4 or not.
-    assert again.returncode == 0 and {"updates: 2", "updates: 3"} & set(said.splitlines()), said
+    assert again.returncode == 0 and {"updates: 2", "updates: 3"} & set(output.splitlines()), output
     (_, (run, losses, _)), (_, (one, expected, _)) = map(read_run, (tmp_path / "out", trained))
     for name in ("loss", "gradient_norm"):
         assert losses[name].tolist() == pytest.approx(expected[name].tolist(), rel=1e-5)

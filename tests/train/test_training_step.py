@@ -30,12 +30,12 @@ def batches(micro: int, tokens: int) -> Batches:
     """The micro-batches of an update over the windows that hold `tokens` tokens."""
     windows = TrainingWindows(TOKENS, CONTEXT, seed=42)
     ids = windows.window_ids(0, -(-tokens // CONTEXT))
-    found = []
+    actual = []
     for first in range(0, len(ids), micro):
         left = min(tokens - first * CONTEXT, micro * CONTEXT)
         arrays = windows.batch(ids[first : first + micro], left, micro)
-        found.append(tuple(map(torch.from_numpy, arrays)))
-    return found
+        actual.append(tuple(map(torch.from_numpy, arrays)))
+    return actual
 
 
 def gradient_step(variant: str, split: Batches, tokens: int, clip=1e9, dtype=torch.float32, **rest):

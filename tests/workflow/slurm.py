@@ -114,8 +114,8 @@ def cluster(folder: Path) -> Iterator[tuple[Callable[..., list[str]], dict[str, 
 def until(what: Callable[[], object], seconds: float) -> object:
     """Wait for something true, and return it."""
     deadline = time.monotonic() + seconds
-    while not (found := what()):
+    while not (actual := what()):
         if time.monotonic() > deadline:
             raise RuntimeError(f"not so within {seconds} s; look into the logs of Slurm's folder")
         time.sleep(0.1)
-    return found
+    return actual

@@ -104,8 +104,8 @@ def test_what_is_shipped_is_not_made_again_and_is_in_the_report(copy: Path) -> N
     assert len(before["runs"]) == 2
     for kind in ("runs", "losses", "flow", "steps", "recall", "gradients"):
         pd.testing.assert_frame_equal(before[kind], after[kind], check_like=True)
-    said = run_module(copy, "relation", "plan", *TINY[1:]).stdout
-    assert "2 of them are shipped" in said and "Nothing is to be made" in said
+    message = run_module(copy, "relation", "plan", *TINY[1:]).stdout
+    assert "2 of them are shipped" in message and "Nothing is to be made" in message
 
 
 def test_texts_of_the_users_own_are_read_or_refused_before_the_first_job(copy: Path) -> None:
@@ -123,8 +123,8 @@ def test_texts_of_the_users_own_are_read_or_refused_before_the_first_job(copy: P
     (row,) = records.read(copy / target, "runs").to_dict("records")
     own = plan.load({"campaign": "tiny"}).run(RUN)
     assert row["corpus"] == "text.txt" and row["hash"] != own.hash
-    told = run_module(copy, "relation", "plan", *TINY[1:]).stdout
-    assert f"the place of 1 finished of another text or other keys:\n  {RUN}" in told
+    output = run_module(copy, "relation", "plan", *TINY[1:]).stdout
+    assert f"the place of 1 finished of another text or other keys:\n  {RUN}" in output
 
 
 def test_a_killed_campaign_goes_on(copy: Path) -> None:
