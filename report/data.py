@@ -65,8 +65,8 @@ def paper_scale(scale: str) -> str:
     return next((theirs for theirs in SCALES if str(scale).startswith(theirs)), scale)
 
 
-def size(scale: str) -> int:
-    """What scales are sorted by: the millions in a name, as in 30M-mini; others come last."""
+def scale_order(scale: str) -> int:
+    """Sorts scales: the millions in a name, as in 30M-mini; names without any come last."""
     millions = re.match(r"\d+(?=M)", scale)
     return int(millions[0]) if millions else sys.maxsize
 
@@ -108,11 +108,11 @@ def load(
     scales = setting.scales or [s for s in campaign.scales if s in SCALES] or campaign.scales
     stored = _stored(folder)
     frames = {kind: _frame(setting, kind, stored[kind], folder, scales) for kind in FRAMES}
-    own = (run for run in campaign.planned if run.further and run.variation == setting.variation)
-    later = {(run.scale, run.variant, run.seed) for run in own}
+    planned = [run for run in campaign.planned if run.variation == setting.variation]
+    further_keys = {(run.scale, run.variant, run.seed) for run in planned if run.further}
     names = frames["runs"][["own_scale", *RUN_KEY[1:]]].itertuples(index=False, name=None)
-    further = [name in later for name in names]
-    frames["runs"] = frames["runs"].assign(further=further).astype({"further": bool})
+    is_further = [name in further_keys for name in names]
+    frames["runs"] = frames["runs"].assign(further=is_further).astype({"further": bool})
     return Records(
         setting=setting,
         **frames,
@@ -125,16 +125,16 @@ def load(
 def _frame(
     setting: Setting, kind: str, rows: pd.DataFrame, folder: Path, scales: Sequence[str]
 ) -> pd.DataFrame:
-    if "variation" in rows:  # null where a record is of all variations, which its own wins over
-        own = rows["variation"] == setting.variation
-        rows = rows[own if own.any() else rows["variation"].isna()]
+    if "variation" in rows:  # null where a record is of all variations; the setting's own ones win
+        of_variation = rows["variation"] == setting.variation
+        rows = rows[of_variation if of_variation.any() else rows["variation"].isna()]
     if "scale" in rows:
         # What belongs to no scale, as the identities, stands in settings of the paper's scales.
         unscaled = setting.scales is None or any(scale in SCALES for scale in setting.scales)
         rows = rows[rows["scale"].fillna("").isin([*scales, *([""] * unscaled)])]
         rows = rows.assign(own_scale=rows["scale"])
         rows["scale"] = rows["scale"].map(paper_scale)
-        rows = rows.sort_values("scale", key=lambda each: each.map(size), kind="stable")
+        rows = rows.sort_values("scale", key=lambda each: each.map(scale_order), kind="stable")
     return rows.assign(source=f"{folder / kind}.parquet#" + anchors(setting, kind, rows))
 
 
@@ -145,12 +145,12 @@ def _planned(
     scales: Sequence[str],
     logs: Path,
 ) -> pd.DataFrame:
-    """A row a record that the campaign plans in this setting, with why it is not there."""
+    """A row a record that the campaign plans in this setting, with why a missing one is missing."""
     hashes = {kind: set(frame["hash"]) for kind, frame in frames.items()}
     rows = []
 
     def add(kind: str, key: tuple, hash: str, log: str, why: str = "") -> None:
-        status, reason = ("ok", "") if hash in hashes[kind] else _failure(logs / log)
+        status, reason = ("ok", "") if hash in hashes[kind] else _log_status(logs / log)
         reason = why if status == "not run" else reason
         rows.append((kind, paper_scale(key[0]), *key[1:], key[0], status, reason))
 
@@ -173,12 +173,12 @@ def _planned(
     return pd.DataFrame(rows, columns=PLANNED)
 
 
-def _failure(log: Path) -> tuple[str, str]:
-    """Status and reason of a planned record that is not there: its log's last error, if any."""
+def _log_status(log: Path) -> tuple[str, str]:
+    """Status and reason of a planned record that is missing: the log's last error, if any."""
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
-    told = next((line.strip() for line in reversed(lines) if "rror" in line), "")
-    oom = "out of memory" in told or "OutOfMemoryError" in told
-    return ("oom" if oom else "failed" if told else "not run"), told
+    error = next((line.strip() for line in reversed(lines) if "rror" in line), "")
+    oom = "out of memory" in error or "OutOfMemoryError" in error
+    return ("oom" if oom else "failed" if error else "not run"), error
 
 
 def title(variant: str) -> str:
@@ -200,7 +200,7 @@ KIND_NAMES |= dict.fromkeys(("checks", "gradients"), "check")
 def gap(
     records: Records, kind: str, scale: str | None, variants: Sequence[str], seed: int | None
 ) -> tuple[str, str]:
-    """Status and reason of a value of the matrix that is not there, from what is planned."""
+    """Status and reason of a missing value of the matrix, from what is planned."""
     name = KIND_NAMES.get(kind, "benchmark")
     of_scale = [row for row in records.planned.itertuples() if scale in (None, row.scale)]
     if not of_scale:
@@ -218,32 +218,34 @@ def gap(
     for row in lacking:
         seeds.setdefault(title(row.variant), []).append(str(row.seed))
     status = max((row.status for row in lacking), key=["not run", "failed", "oom"].index)
-    told = f"no {name} of it is there"
+    reasons = [f"no {name} of it is there", *(row.reason for row in lacking if row.reason)]
     if len(lacking) < len(rows):
-        told = "; ".join(f"{each} of seed {', '.join(of)}" for each, of in seeds.items())
-        told += f" {status}"
-    return status, "; ".join(dict.fromkeys([told, *(row.reason for row in lacking if row.reason)]))
+        names = (f"{variant} of seed {', '.join(numbers)}" for variant, numbers in seeds.items())
+        reasons[0] = f"{'; '.join(names)} {status}"
+    return status, "; ".join(dict.fromkeys(reasons))
 
 
 def bits_per_character(runs: pd.DataFrame, nll: str = "final_nll") -> pd.Series:
     """A loss in bits per character of the validation split; NaN where nobody recorded those.
 
-    Texts have their characters in any vocabulary, so that one run's count does for all of them.
+    A text has the same characters in any vocabulary, so one run's count does for all of a corpus.
+    bits/character = nat/token x tokens/characters / ln 2.
     """
     characters = runs["validation_characters"].astype(float)
     characters = characters.groupby(runs["corpus_fingerprint"], dropna=False).transform("max")
     return runs[nll] * runs["validation_tokens"] / characters / math.log(2)
 
 
-def longer(lengths: pd.DataFrame) -> pd.DataFrame:
+def length_cost(lengths: pd.DataFrame) -> pd.DataFrame:
     """What windows longer than trained cost by position: `value`, nat/token, of `count` tokens."""
-    whole, apart = (lengths[lengths["reading"] == reading] for reading in ("whole", "apart"))
+    # The same tokens were read in one long window ("whole") and in trained ones ("apart").
+    long, trained = (lengths[lengths["reading"] == reading] for reading in ("whole", "apart"))
     key = ["scale", "variation", "variant", "seed", "first"]
-    both = whole.merge(apart, on=key, suffixes=("", "_apart"))
-    return both.assign(value=both["nll"] - both["nll_apart"])
+    joined = long.merge(trained, on=key, suffixes=("", "_apart"))
+    return joined.assign(value=joined["nll"] - joined["nll_apart"])
 
 
-def recalled(recall: pd.DataFrame) -> pd.Series:
+def recall_shares(recall: pd.DataFrame) -> pd.Series:
     """The share of queries answered at the learning rate chosen for each width."""
     rows = recall[recall["chosen"].fillna(False).astype(bool)]
     sums = rows.groupby(["mixer", "width", "length", "seed"])[["right", "queries"]].sum()

@@ -42,20 +42,15 @@ def differences(runs: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def difference_rows(
-    settings: Sequence[Setting],
-    runs_of_settings: Sequence[pd.DataFrame],
-    cells: pd.DataFrame,
-    miniature: bool,
+    settings: Sequence[Setting], runs: Sequence[pd.DataFrame], cells: pd.DataFrame, miniature: bool
 ) -> list[dict[str, Any]]:
     """The rows of `differences` of each setting's runs, scales together, and how each is shown.
 
     Further keys: setting, its place; evidence; places, on the axis of all; and CONTEXT_CELLS, a
     cell or None. miniature: nothing is set against the paper.
     """
-    rows = [
-        row | {"setting": k} for k, runs in enumerate(runs_of_settings) for row in differences(runs)
-    ]
-    rows.sort(key=lambda row: data.size(row["scale"]))
+    rows = [row | {"setting": k} for k, each in enumerate(runs) for row in differences(each)]
+    rows.sort(key=lambda row: data.scale_order(row["scale"]))
     main = cells[cells["statistic"] != "sd"].set_index(["setting", "table", "row", "column"])
     by_key = main.to_dict("index")
     for row in rows:
@@ -96,8 +91,8 @@ def _by(row: Evidence) -> str:
 def losses(runs_of_settings: Sequence[pd.DataFrame]) -> list[dict[str, Any]]:
     """Final NLL by scale and variant, which shows a change of one key on a single run too.
 
-    of_settings: runs. A row has scale, variant and, a setting each, `cells`: the mean over its
-    seeds, and less the first setting on the seeds of both; Estimates, with n = 0 for none.
+    A row has scale, variant and, a setting each, `cells`: the mean over its seeds, and the mean
+    difference to the first setting over common seeds; Estimates, with n = 0 for none.
     """
     key = ["own_scale", "variant", "seed"]
     nll = [runs.set_index(key)["final_nll"] for runs in runs_of_settings]
@@ -107,10 +102,9 @@ def losses(runs_of_settings: Sequence[pd.DataFrame]) -> list[dict[str, Any]]:
         pairs = by_seed.sub(by_seed[0], axis=0)  # less the first setting's
         cells = [[stats.mean(nll[k].dropna()) for nll in (by_seed, pairs)] for k in by_seed]
         rows.append({"scale": scale, "variant": data.title(variant), "cells": cells})
-    order = {title: place for place, title in enumerate(map(data.title, VARIANTS))}
-    return sorted(
-        rows, key=lambda row: (data.size(row["scale"]), row["scale"], order.get(row["variant"], 99))
-    )
+    order = {data.title(name): place for place, name in enumerate(VARIANTS)}
+    rows.sort(key=lambda row: order.get(row["variant"], len(order)))
+    return sorted(rows, key=lambda row: (data.scale_order(row["scale"]), row["scale"]))
 
 
 def cost(cells: pd.DataFrame) -> str:

@@ -39,11 +39,12 @@ def rho(specification: str) -> float:
     normalised x, which the mixer adds where all flow stays with the token.
     """
     model = json.loads(specification)["model"]
-    width = model["d_model"]
-    own = model.get("init_std", 0.02)
-    matrix = (3 * width) ** -0.5 if model.get("linear_init") == "torch" else own
+    width, init_std = model["d_model"], model.get("init_std", 0.02)
+    # torch's uniform start has a variance of 1 / (3 x inputs).
+    matrix = (3 * width) ** -0.5 if model.get("linear_init") == "torch" else init_std
     divided = math.sqrt(2 * len(model["layout"])) if model.get("scale_residual_init") else 1.0
-    embedding = (model.get("embedding_std") or own) * (model.get("embedding_multiplier") or 1.0)
+    embedding = model.get("embedding_std") or init_std
+    embedding *= model.get("embedding_multiplier") or 1.0
     return embedding * divided / (width * matrix * matrix)
 
 
@@ -58,7 +59,7 @@ def values(frames: dict[str, pd.DataFrame]) -> pd.DataFrame:
     layers = layers.pivot_table("value", key, ["variant", "metric", "layer"])
     full = runs[runs["variant"] == "full"].drop_duplicates(key).set_index(key)
     lam = probes.query("metric == 'lambda' and layer == 0 and variant == 'full'")
-    found = nll.assign(
+    table = nll.assign(
         apart=nll["full"] - nll["mha"],
         self0=layers["full", "self_flow", 0],
         self1=layers["full", "self_flow", 1],
@@ -68,55 +69,55 @@ def values(frames: dict[str, pd.DataFrame]) -> pd.DataFrame:
         lambda0=lam.sort_values("update").groupby(key)["value"].last(),
         rho=full["specification"].map(rho),
     )
-    return found.assign(rank0=found["rank_full"] / found["rank_mha"]).reset_index()
+    return table.assign(rank0=table["rank_full"] / table["rank_mha"]).reset_index()
 
 
-def draw(found: pd.DataFrame, folder: Path) -> pd.DataFrame:
-    """The table of all settings; readings.svg and anchor.svg go to `folder`. found: `values`."""
-    known = plan.load({"campaign": "readings"}).variations
-    groups = found.groupby("variation")
+def draw(pairs: pd.DataFrame, folder: Path) -> pd.DataFrame:
+    """The table of all settings; readings.svg and anchor.svg go to `folder`. pairs: `values`."""
+    variations = plan.load({"campaign": "readings"}).variations
+    groups = pairs.groupby("variation")
     mean = groups.mean(numeric_only=True).sort_values("apart")
-    changed = [known.get(name, {}).get("title", name) for name in mean.index]
+    changed = [variations.get(name, {}).get("title", name) for name in mean.index]
     scaled = mean.index.str.startswith("scaled")
     arms = ["divided by sqrt(2L)" if each else "as the others" for each in scaled]
-    pairs = groups.size()[mean.index].astype(str).to_list()
-    table = pd.DataFrame({"changed": changed, "W_O, W_down": arms, "pairs": pairs})
+    counts = groups.size()[mean.index].astype(str).to_list()
+    table = pd.DataFrame({"changed": changed, "W_O, W_down": arms, "pairs": counts})
     for column, (name, form) in SHOWN.items():
         table[name] = [number(value, form, small=False) for value in mean[column]]
 
     figure, axes = grid(1, 2, 0.17 * len(mean) + 0.6, sharey=True)
     places = {name: -place for place, name in enumerate(mean.index)}
     colours = [COLOUR["mha" if each else "full"] for each in scaled]
-    for here, (column, label, printed) in zip(axes[0], CURVES, strict=True):
-        style.sideways(here, changed)
-        here.plot(found[column], found["variation"].map(places), ".", color=MUTED, alpha=0.6)
-        here.scatter(mean[column], places.values(), color=colours, zorder=3)
-        here.axvline(paper.number(*printed), color=INK, linewidth=0.7, linestyle=style.DASHES)
-        here.set(xlabel=label, ylim=(0.7 - len(mean), 0.7))
+    for panel, (column, label, printed) in zip(axes[0], CURVES, strict=True):
+        style.sideways(panel, changed)
+        panel.plot(pairs[column], pairs["variation"].map(places), ".", color=MUTED, alpha=0.6)
+        panel.scatter(mean[column], places.values(), color=colours, zorder=3)
+        panel.axvline(paper.number(*printed), color=INK, linewidth=0.7, linestyle=style.DASHES)
+        panel.set(xlabel=label, ylim=(0.7 - len(mean), 0.7))
     axes[0, 0].axvline(0, color=INK, linewidth=0.7)
     axes[0, 1].xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     save(figure, folder / "readings.svg")
 
-    figure, here = plot(3.2)
-    divided = found["variation"].str.startswith("scaled")
-    # ρ tells anchors at the paper's learning rate and on whole books.
-    rate, short = (found["variation"].str.contains(each) for each in ("lr-", "short"))
+    figure, panel = plot(3.2)
+    divided = pairs["variation"].str.startswith("scaled")
+    # ρ separates anchors from others at the paper's learning rate and on whole books.
+    rate, short = (pairs["variation"].str.contains(each) for each in ("lr-", "short"))
     marks = (
         ("the paper’s learning rate", ~rate & ~short, {"marker": "o"}),
         ("another learning rate", rate, {"marker": "o", "markerfacecolor": "none"}),
         ("books cut short", short, {"marker": "x"}),
     )
     arms = (("W_O, W_down as the rest", False, "full"), ("divided by sqrt(2L)", True, "mha"))
-    for told, of, mark in marks:
-        here.plot([], [], color=MUTED, linestyle="none", label=told, **mark)
+    for label, chosen, mark in marks:
+        panel.plot([], [], color=MUTED, linestyle="none", label=label, **mark)
         for _, scaled, arm in arms:
-            own = found[(divided == scaled) & of]
-            here.plot(own["rho"], own["self0"], color=COLOUR[arm], linestyle="none", **mark)
-    for told, _, arm in arms:
-        here.plot([], [], "s", color=COLOUR[arm], label=told)
-    here.axhline(0.2, color=MUTED, linewidth=0.7, linestyle=style.DASHES)
-    here.set(xscale="log", xlabel="ρ", ylabel="Self flow of the first layer")
-    here.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+            shown = pairs[(divided == scaled) & chosen]
+            panel.plot(shown["rho"], shown["self0"], color=COLOUR[arm], linestyle="none", **mark)
+    for label, _, arm in arms:
+        panel.plot([], [], "s", color=COLOUR[arm], label=label)
+    panel.axhline(0.2, color=MUTED, linewidth=0.7, linestyle=style.DASHES)
+    panel.set(xscale="log", xlabel="ρ", ylabel="Self flow of the first layer")
+    panel.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     figure.legend(loc="outside upper left", ncols=2)
     save(figure, folder / "anchor.svg")
     return table

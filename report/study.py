@@ -48,7 +48,7 @@ class Section:
     """A part of the page: a table as a frame of text, and whether it has a figure, <name>.svg.
 
     templates/study_texts.html.j2 has its title, its paragraph, the note below its table and the
-    figure's caption; a column "" of the table holds the differences that are drawn there; summary:
+    figure's caption; a column "" of the table holds the estimates that are drawn; summary:
     the result in a sentence, for this page and the first; progress: how much of it has run.
     """
 
@@ -62,26 +62,21 @@ class Section:
 def sections(published: Path, folder: Path) -> list[Section]:
     """Every section whose rows are in `published`/<campaign>; figures go to `folder` as SVG."""
     folder.mkdir(parents=True, exist_ok=True)
-    names = ("books", "fair", "readings")
-    books, fair, open_settings = (records.load(published / name) for name in names)
+    books, fair, settings = (records.load(published / n) for n in ("books", "fair", "readings"))
     runs, probes = with_last_loss(fair["runs"], fair["probes"]), fair["probes"]
+    steps = pd.concat([fair["steps"], books["steps"]])
+    tuned = [*comparison_sections(runs, "primary"), *arm_sections(runs, probes, steps)]
+    tuned += comparison_sections(runs, "beside-mha")
     with style.styled():
         parts = [
-            *with_summary(
-                [
-                    *comparison_sections(runs, "primary"),
-                    *arm_sections(runs, probes, pd.concat([fair["steps"], books["steps"]])),
-                    *comparison_sections(runs, "beside-mha"),
-                ],
-                runs,
-            ),
+            *with_summary(tuned, runs),
             *elsewhere(runs),
             head_start(runs, probes, folder),
             *rates(runs, folder),
             answer_section(published.parent, runs, folder),
         ]
-        if len(open_settings["runs"]):
-            table = readings.draw(readings.values(open_settings), folder)
+        if len(settings["runs"]):
+            table = readings.draw(readings.values(settings), folder)
             parts += [Section("readings", table, figure=True), Section("anchor", figure=True)]
     return [section for section in parts if section is not None]
 
@@ -142,14 +137,13 @@ def answer_section(root: Path, fair: pd.DataFrame, folder: Path) -> Section | No
             label = f"{row['scale']}: {name}, {counted(row['final_nll'].n, 'pair')}"
             bars.append(Bar(label, row["final_nll"], printed=row["paper"]))
     for scale, scale_runs in tuned.groupby("scale"):
-        if comparison := compare_arms(scale_runs, "full", "mha"):
-            lacks = scale == "10M" and len(comparison.common) < len(FRESH)
-            so_far = " so far" if lacks else ""
-            label = f"{data.paper_scale(scale)}: Tuned alike, {comparison.seeds} seeds{so_far}"
-            bars.append(Bar(label, comparison.welch))
+        if pair := compare_arms(scale_runs, "full", "mha"):
+            so_far = " so far" if scale == "10M" and len(pair.common) < len(FRESH) else ""
+            label = f"{data.paper_scale(scale)}: Tuned alike, {pair.seeds} seeds{so_far}"
+            bars.append(Bar(label, pair.welch))
     if not bars:
         return None
-    bars.sort(key=lambda bar: data.size(bar.name))
+    bars.sort(key=lambda bar: data.scale_order(bar.name))
     label = "final validation NLL, Relation − MHA (nat/token)"
     save(forest(bars, label), folder / "answer.svg")
     return Section("answer", figure=True)
@@ -254,7 +248,7 @@ def comparison_table(runs: pd.DataFrame) -> pd.DataFrame:
 
     p, within: of a difference and of equivalence, after Holm's correction over the whole family;
     NaN before all seeds have run. The families: the primary comparisons; and all arms other than
-    MHA beside it on the seeds that every arm has.
+    MHA against it on the seeds that every arm has.
     """
     fresh = runs_of(runs, "10M").query("seed in @FRESH")
     pairs = [("primary", *pair, FRESH.stop) for pair in primary_pairs(runs)]
@@ -304,8 +298,7 @@ def arm_sections(runs: pd.DataFrame, probes: pd.DataFrame, steps: pd.DataFrame) 
         tables["arms"] = arm_table(fresh, probes, steps)
     if len(best) and not set(ARMS) <= set(fresh["variant"]):
         table = arm_table(best, probes, steps)
-        arms = search_runs(runs).groupby("variant")
-        rates = {title(name): best_rate(arm)[0] for name, arm in arms}
+        rates = {title(v): best_rate(arm)[0] for v, arm in search_runs(runs).groupby("variant")}
         fitted = [f"{rates[name]:.3g}" if rates[name] else "open" for name in table["variant"]]
         table.insert(2, "fitted rate", fitted)
         # Speeds that most lack compare nothing, and no best rate has a divergence.
@@ -319,20 +312,15 @@ def arm_table(runs: pd.DataFrame, probes: pd.DataFrame, steps: pd.DataFrame) -> 
     curves, rows = validation(probes, runs), []
     for variant, arm_runs in runs.groupby("variant"):
         to_mha = None if variant == "mha" else compare_arms(runs, variant, "mha")
-        differences = {
-            LESS: to_mha and signed(to_mha.welch),
-            "": to_mha and to_mha.welch,
-            ALIKE: "",
-        }
+        columns = {LESS: to_mha and signed(to_mha.welch), "": to_mha and to_mha.welch, ALIKE: ""}
         if variant.startswith("full-"):  # MHA with the same additions is an arm, too
             to_alike = compare_arms(runs, variant, variant.replace("full", "mha", 1))
-            differences[ALIKE] = signed(to_alike.welch) if to_alike else ""
+            columns[ALIKE] = signed(to_alike.welch) if to_alike else ""
         speed, rate = throughput(steps, variant, arm_runs["backend"].iloc[0])
         reached, minutes = tokens_to_mha(curves, variant), UNMEASURED
         if rate is not None:
             minutes = f"{reached / rate / 60:.1f}" if reached else "not reached"
-        speeds = dict(zip(SPEEDS, (speed, minutes), strict=True))
-        rows.append(arm_row(arm_runs, differences) | speeds)
+        rows.append(arm_row(arm_runs, columns) | dict(zip(SPEEDS, (speed, minutes), strict=True)))
     return filled_columns(rows).sort_values("NLL")
 
 
@@ -349,7 +337,7 @@ def arm_row(runs: pd.DataFrame, differences: dict[str, object] | None = None) ->
 
 
 def throughput(steps: pd.DataFrame, variant: str, backend: str) -> tuple[str, float | None]:
-    """Tokens/s of an arm over MHA's on cuDNN, as text, and its own; of exclusive benchmarks."""
+    """An arm's tokens/s: over MHA's on cuDNN as text, and alone; from exclusive benchmarks."""
     rows = steps[(steps["benchmark"] == "matched") & (steps["scale"] == "10M")]
     for _, job_rows in rows[rows["status"] == "PASS"].groupby("hash", sort=False):
         sides = job_rows.set_index(["variant", "backend"])
@@ -413,18 +401,18 @@ def elsewhere(runs: pd.DataFrame) -> list[Section]:
         for over, under in pairs:
             if (comparison := compare_arms(setting_runs, over, under)) is None:
                 continue
-            names = {"comparison": minus(over, under), "setting": setting}
+            row = {"comparison": minus(over, under), "setting": setting}
             same_seeds = runs[runs["seed"].isin(comparison.common)]
             tuned = compare_arms(runs_of(same_seeds, "10M"), over, under)
             text = signed(tuned.welch) if tuned and scale == "10M" else ""
-            row = names | comparison_columns(comparison) | {"150M tokens, same seeds": text}
-            pair_rows.append(row)
+            row |= comparison_columns(comparison)
+            pair_rows.append(row | {"150M tokens, same seeds": text})
     tables = {"elsewhere": arm_rows, "elsewhere-apart": pair_rows}
     return [Section(name, filled_columns(rows)) for name, rows in tables.items() if rows]
 
 
 def head_start(runs: pd.DataFrame, probes: pd.DataFrame, folder: Path) -> Section | None:
-    """The primary comparisons against training tokens: how much of the end is there early."""
+    """The primary comparisons against training tokens: how much of the end comes early."""
     curves, rows = validation(probes, runs_of(runs, "10M")), []
     figure, axes = plot(2.8)
     for (over, under), colour in zip(primary_pairs(runs), ("full", "linear"), strict=False):
@@ -440,10 +428,9 @@ def head_start(runs: pd.DataFrame, probes: pd.DataFrame, folder: Path) -> Sectio
         axes.plot(tokens, mean, label=name.replace(" − ", "\n− "), **look)
         axes.fill_between(tokens, low, high, alpha=0.2, linewidth=0, **look)
         seeds = " and ".join(dict.fromkeys(str(arm.shape[1]) for arm in arms))
-        row, last = {"comparison": name, "seeds": seeds}, max(estimates)
-        final = estimates[last]
+        row, final = {"comparison": name, "seeds": seeds}, estimates[tokens[-1]]
         for part in (0.2, 0.5):  # of the training tokens
-            early = estimates[min(estimates, key=lambda tokens: abs(tokens - part * last))]
+            early = estimates[min(tokens, key=lambda t: abs(t - part * tokens[-1]))]
             row[f"after {part:.0%}"] = signed(early)
             share = f"{early.value / final.value:.0%}".replace("-", "−")
             excludes_zero = final.low > 0 or final.high < 0
@@ -485,9 +472,8 @@ def _rate_panels(runs: pd.DataFrame, means: pd.DataFrame) -> Figure:
     """Means by learning rate, a panel for what is added to an arm."""
     learning_rates, arms = means.columns, [variant for variant in ARMS if variant in means.index]
     additions = list(dict.fromkeys(variant.partition("-")[2] for variant in arms))
-    panel_rows, sharing = math.ceil(len(additions) / 2), {"sharex": True, "sharey": True}
-    shape = (panel_rows, min(2, len(additions)))
-    figure, axes = grid(*shape, 1.6 * panel_rows + 0.5, style.NARROW, **sharing)
+    rows, sharing = math.ceil(len(additions) / 2), {"sharex": True, "sharey": True}
+    figure, axes = grid(rows, min(2, len(additions)), 1.6 * rows + 0.5, style.NARROW, **sharing)
     for panel in axes.flat[len(additions) :]:
         panel.set_visible(False)
     for addition, panel in zip(additions, axes.flat, strict=False):
@@ -501,10 +487,9 @@ def _rate_panels(runs: pd.DataFrame, means: pd.DataFrame) -> Figure:
             if variant not in arms:
                 continue
             arm_runs = runs[runs["variant"] == variant]
-            finished = arm_runs[~arm_runs["diverged"]]
-            # Where a rate has one run, the point would lie on the mean.
-            finished = finished[finished.duplicated("learning_rate", keep=False)]
-            panel.plot(finished["learning_rate"], finished["final_nll"], ".", alpha=0.4, **look)
+            ended = arm_runs[~arm_runs["diverged"]]
+            ended = ended[ended.duplicated("learning_rate", keep=False)]  # one run is its own mean
+            panel.plot(ended["learning_rate"], ended["final_nll"], ".", alpha=0.4, **look)
             panel.plot(learning_rates, means.loc[variant], "o-", **look)
             for rate in arm_runs.loc[arm_runs["diverged"], "learning_rate"]:
                 panel.plot(rate, 0.97, "x", transform=panel.get_xaxis_transform(), **look)

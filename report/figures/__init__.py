@@ -1,6 +1,6 @@
 """The figures of a report: each a function from a setting's records to a picture.
 
-A figure whose rows are not there is left out.
+A figure without rows is left out.
 """
 
 from dataclasses import replace
@@ -12,11 +12,11 @@ from report.figures.style import ALL, save, styled
 
 
 def draw(records: Records, folder: Path) -> list[str]:
-    """Draw every figure whose rows are there as folder/<name>.svg; returns their names."""
+    """Draw every figure that has rows as folder/<name>.svg; returns their names."""
     folder.mkdir(parents=True, exist_ok=True)
     frames = {name: getattr(records, name) for name in FRAMES}
-    own = {n: f.assign(scale=f["own_scale"]) for n, f in frames.items() if "own_scale" in f}
-    records, drawn = replace(records, **own), []
+    rescaled = {n: f.assign(scale=f["own_scale"]) for n, f in frames.items() if "own_scale" in f}
+    records, drawn = replace(records, **rescaled), []
     for drawing in ALL:
         path = folder / f"{drawing.name}.svg"
         path.unlink(missing_ok=True)

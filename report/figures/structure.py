@@ -41,13 +41,13 @@ def flow_by_layer(rows: pd.DataFrame, records: Records) -> Figure:
     shape = {"sharex": "col", "sharey": "row", "height_ratios": (3, 3, 2)}
     labels = ("Self / diagonal flow", "effective rank", "rank, Relation\nover MHA")
     figure, axes, columns = panels(layers, 5.4, labels, "layer", **shape)
-    for _, own, (flow, rank, ratio) in columns:
-        selfs = _by_seed(own[own["metric"] == "self_flow"], "layer")
-        ranks = _by_seed(own[own["metric"] == "effective_rank"], "layer")
-        for here, seeds in ((flow, selfs), (rank, ranks)):
+    for _, scale_rows, (flow, rank, ratio) in columns:
+        self_flow = _by_seed(scale_rows[scale_rows["metric"] == "self_flow"], "layer")
+        ranks = _by_seed(scale_rows[scale_rows["metric"] == "effective_rank"], "layer")
+        for panel, seeds in ((flow, self_flow), (rank, ranks)):
             for variant, curves in seeds.items():
-                style.seeds_and_mean(here, curves, COLOUR[variant], points=True)
-            here.set_ylim(bottom=0, auto=True)
+                style.seeds_and_mean(panel, curves, COLOUR[variant], points=True)
+            panel.set_ylim(bottom=0, auto=True)
         ratio.axhline(1, color=style.MUTED, linewidth=0.8)
         style.seeds_and_mean(ratio, ranks["full"] / ranks["mha"], style.MUTED, points=True)
         flow.yaxis.set_major_formatter(PERCENT)
@@ -65,22 +65,22 @@ def flow_maps(rows: pd.DataFrame, records: Records) -> Figure:
     for axis in axes.flat:
         axis.set_axis_off()
     for (scale, variant), row in zip(models, axes, strict=True):
-        own = rows[(rows["scale"] == scale) & (rows["variant"] == variant)]
-        own = own[own["seed"] == own["seed"].min()]
-        depth = own["layer"].nunique()
-        shown = range(depth) if depth <= MAP_LAYERS else (0, 1, 2, depth // 2, depth - 1)
-        for here, layer in zip(row, shown, strict=False):
-            heads = own[own["layer"] == layer]
+        maps = rows[(rows["scale"] == scale) & (rows["variant"] == variant)]
+        maps = maps[maps["seed"] == maps["seed"].min()]
+        depth = maps["layer"].nunique()
+        layers = range(depth) if depth <= MAP_LAYERS else (0, 1, 2, depth // 2, depth - 1)
+        for panel, layer in zip(row, layers, strict=False):
+            heads = maps[maps["layer"] == layer]
             side = int(heads["side"].iloc[0])
             codes = np.stack([np.frombuffer(c, np.uint8) for c in heads["codes"]])
             logs = (codes.astype(float) - TOP) * DECADES / (TOP - 1)  # log10, (heads, side²)
             mean = np.where(codes > 0, 10.0**logs, 0.0).mean(0).reshape(side, side)
-            here.set_axis_on()
+            panel.set_axis_on()
             image = np.log10(np.maximum(mean, 10.0**-DECADES))
-            here.imshow(image, cmap="magma", vmin=-DECADES, vmax=0, interpolation="nearest")
-            here.set(xticks=[], yticks=[])
-            here.grid(visible=False)
-            here.set_title(f"L{layer}", fontsize=7.5)
+            panel.imshow(image, cmap="magma", vmin=-DECADES, vmax=0, interpolation="nearest")
+            panel.set(xticks=[], yticks=[])
+            panel.grid(visible=False)
+            panel.set_title(f"L{layer}", fontsize=7.5)
         row[0].set_ylabel(f"{scale}\n{NAME[variant]}")
     return figure
 
@@ -90,28 +90,28 @@ def spectra(rows: pd.DataFrame, records: Records) -> Figure:
     """Singular values of the flow, means over sequences, heads and seeds: the first layer’s bold,
     the others thin."""
     figure, axes, columns = panels(rows, 2.8, ["k-th singular value"], "k", sharey="row")
-    for _, own, (here,) in columns:
+    for _, scale_rows, (panel,) in columns:
         for variant in PAIRED:
-            layers = own[own["variant"] == variant].groupby("layer")
+            layers = scale_rows[scale_rows["variant"] == variant].groupby("layer")
             for layer, group in reversed(list(layers)):
                 values = _mean(group)
                 look = {"linewidth": 1.8} if layer == 0 else {"linewidth": 0.6, "alpha": 0.5}
-                here.plot(np.arange(1, len(values) + 1), values, color=COLOUR[variant], **look)
-        here.set_yscale("log")
-        here.set_ylim(bottom=1e-5, auto=True)  # below, FP32 has little to say
+                panel.plot(np.arange(1, len(values) + 1), values, color=COLOUR[variant], **look)
+        panel.set_yscale("log")
+        panel.set_ylim(bottom=1e-5, auto=True)  # below, FP32 has little to say
     style.pair_names(axes[0, 0])
     return figure
 
 
 def _beyond(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """By variant, the mass beyond each distance from 1 on, a column a seed."""
-    found = {}
+    masses = {}
     for variant in PAIRED:
         seeds = rows[rows["variant"] == variant].groupby("seed")
         # Mass at each distance, (T,), to the mass beyond it; distance 0 is no history.
-        tails = {s: np.append(_mean(own)[::-1].cumsum()[::-1][1:], 0.0) for s, own in seeds}
-        found[variant] = pd.DataFrame(tails)[1:]
-    return found
+        tails = {s: np.append(_mean(group)[::-1].cumsum()[::-1][1:], 0.0) for s, group in seeds}
+        masses[variant] = pd.DataFrame(tails)[1:]
+    return masses
 
 
 @drawing("history-by-distance", "History by distance", _curves("distance"))
@@ -121,15 +121,15 @@ def history(rows: pd.DataFrame, records: Records) -> Figure:
     labels = ("historical mass\nbeyond d", "Relation − MHA\n(pp)")
     shape = {"sharex": "col", "height_ratios": (3, 2)}
     figure, axes, columns = panels(rows, 3.8, labels, "distance d (tokens)", **shape)
-    for _, own, (above, below) in columns:
-        seeds = _beyond(own)
+    for _, scale_rows, (above, below) in columns:
+        seeds = _beyond(scale_rows)
         for variant, curves in seeds.items():
             style.seeds_and_mean(above, curves, COLOUR[variant])
         below.axhline(0, color=style.MUTED, linewidth=0.8)
         style.seeds_and_mean(below, seeds["full"] - seeds["mha"], style.MUTED)
         above.yaxis.set_major_formatter(PERCENT)
         below.yaxis.set_major_formatter(lambda share, _: f"{100 * share:+.3g}")
-        length = int(own["length"].max())
+        length = int(scale_rows["length"].max())
         ticks = [length // part for part in (8, 4, 2)]
         for panel in (above, below):
             for distance in ticks:

@@ -116,7 +116,7 @@ def plot(height: float) -> tuple[Figure, Axes]:
 
 def scales_of(rows: pd.DataFrame) -> list[str]:
     """The scales of a frame, smallest first: 10M, 30M, 100M, 100M28pc; others by name, last."""
-    return sorted(rows["scale"].unique(), key=lambda name: (data.size(name), name))
+    return sorted(rows["scale"].unique(), key=lambda name: (data.scale_order(name), name))
 
 
 def panels(
@@ -130,8 +130,8 @@ def panels(
     """
     values = scales_of(rows) if by == "scale" else sorted(rows[by].unique())
     figure, axes = grid(len(labels), len(values), height, **options)
-    for here, label in zip(axes[:, 0], labels, strict=True):
-        here.set_ylabel(label)
+    for panel, label in zip(axes[:, 0], labels, strict=True):
+        panel.set_ylabel(label)
     for value, column in zip(values, axes.T, strict=True):
         column[0].set_title(title.format(value))
         column[-1].set_xlabel(along)
@@ -139,7 +139,7 @@ def panels(
 
 
 def paired(rows: pd.DataFrame, *keys: str) -> pd.DataFrame:
-    """The rows of MHA and Relation at scales, and of seeds if `keys` names them, with both."""
+    """The rows of MHA and Relation at scales (and seeds, if `keys` names them) that have both."""
     rows = rows[rows["variant"].isin(PAIRED)]
     return rows[rows.groupby(["scale", *keys])["variant"].transform("nunique") == 2]
 
@@ -176,7 +176,7 @@ def doublings(axes: Axes, places: list[int]) -> None:
     axes.xaxis.set_minor_locator(NullLocator())
 
 
-def beside(axes: Axes, place: tuple[float, float], text: str, **options) -> None:
+def annotate(axes: Axes, place: tuple[float, float], text: str, **options) -> None:
     """A word right of a point; `options` are those of `Axes.annotate`."""
     look = {"xytext": (4, 0), "textcoords": "offset points", "va": "center", "fontsize": 7.5}
     axes.annotate(text, place, **{**look, **options})
@@ -190,10 +190,10 @@ def sideways(axes: Axes, names: list[str]) -> None:
     axes.tick_params(axis="y", length=0)
 
 
-def signed(found: Estimate, form: str = "+.4f") -> str:
+def signed(estimate: Estimate, form: str = "+.4f") -> str:
     """A difference with its interval, as text."""
-    ends = "" if math.isnan(found.low) else f" ({found.low:{form}} to {found.high:{form}})"
-    return f"{found.value:{form}}{ends}".replace("-", "−")
+    ends = "" if math.isnan(estimate.low) else f" ({estimate.low:{form}} to {estimate.high:{form}})"
+    return f"{estimate.value:{form}}{ends}".replace("-", "−")
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ class Bar:
     """A row of a forest plot. printed: the paper's value; points: the values behind a mean."""
 
     name: str
-    found: Estimate
+    estimate: Estimate
     printed: float | None = None
     points: Sequence[float] = ()
 
@@ -212,16 +212,16 @@ def forest(bars: Sequence[Bar], label: str) -> Figure:
     sideways(axes, [""] * len(bars))
     axes.spines["left"].set_visible(False)
     axes.axvline(0, color=MUTED, linewidth=0.8, zorder=1)
-    known = {"xycoords": ("axes fraction", "data"), "xytext": (0, 9)}
+    placing = {"xycoords": ("axes fraction", "data"), "xytext": (0, 9)}
     for place, bar in enumerate(bars):
-        found, points = bar.found, list(bar.points)
+        estimate, points = bar.estimate, list(bar.points)
         axes.plot(points, [-place] * len(points), "o", color=RELATION, markersize=3, alpha=0.35)
-        axes.plot((found.low, found.high), (-place, -place), color=RELATION)
-        axes.plot(found.value, -place, "o", color=RELATION)
+        axes.plot((estimate.low, estimate.high), (-place, -place), color=RELATION)
+        axes.plot(estimate.value, -place, "o", color=RELATION)
         if bar.printed is not None:
             axes.plot(bar.printed, -place, "D", color=INK, markerfacecolor="none", markersize=5)
-        beside(axes, (0, -place), bar.name, **known)
-        beside(axes, (1, -place), signed(found), ha="right", **known)
+        annotate(axes, (0, -place), bar.name, **placing)
+        annotate(axes, (1, -place), signed(estimate), ha="right", **placing)
     axes.set(xlabel=label, ylim=(0.4 - len(bars), 0.8))
     return figure
 
@@ -230,4 +230,4 @@ def pair_names(axes: Axes) -> None:
     """MHA and Relation in their colours above a panel, at the right of its title."""
     for variant, left in zip(PAIRED, (-44, 0), strict=True):
         look = {"color": COLOUR[variant], "fontsize": 8, "va": "baseline", "ha": "right"}
-        beside(axes, (1, 1), NAME[variant], xycoords="axes fraction", xytext=(left, 4), **look)
+        annotate(axes, (1, 1), NAME[variant], xycoords="axes fraction", xytext=(left, 4), **look)
