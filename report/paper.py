@@ -61,9 +61,8 @@ def load(table: str, folder: Path = FOLDER) -> pd.DataFrame:
     numbers = pd.to_numeric(rows["value"].where(rows["unit"] != "text"), errors="coerce")
     worded = (rows["unit"] != "text") & numbers.isna()
     refuse(path, (rows == "").any(axis=1), "a field is empty; fill it in")
-    refuse(
-        path, ~rows["statistic"].isin(STATISTICS), f"give a statistic of {', '.join(STATISTICS)}"
-    )
+    unknown = ~rows["statistic"].isin(STATISTICS)
+    refuse(path, unknown, f"give a statistic of {', '.join(STATISTICS)}")
     refuse(path, worded, "the value is no number; use the unit text")
     refuse(path, rows.duplicated(KEY), "this row, column and statistic stand above; delete one")
     return rows.rename(columns={"value": "printed"}).assign(paper_value=numbers)
@@ -71,8 +70,8 @@ def load(table: str, folder: Path = FOLDER) -> pd.DataFrame:
 
 def number(table: str, row: str, column: str, statistic: str = "value") -> float | None:
     """The number of one printed cell in the records' unit; None where the paper prints none."""
-    found = load(table).set_index(KEY)
-    if (row, column, statistic) not in found.index:
+    printed = load(table).set_index(KEY)
+    if (row, column, statistic) not in printed.index:
         return None
-    cell = found.loc[(row, column, statistic)]
+    cell = printed.loc[(row, column, statistic)]
     return float(cell["paper_value"] * UNITS[cell["unit"]])

@@ -100,53 +100,52 @@ def words(text: str) -> str:
 
 
 def _entry(column: Column, cell: dict[str, Any], out: Printed) -> Entry:
-    behind = cell["sources"][0].partition("#")[2] if len(cell["sources"]) else ""
+    anchor = cell["sources"][0].partition("#")[2] if len(cell["sources"]) else ""
     if cell["status"] != "ok":
         text = STATUS_WORDS.get(cell["status"], cell["status"])
         note = out.mark(f"{cell['status']}: {cell['reason']}") if cell["reason"] else ""
-        return Entry(text, note=note, missing=True, anchor=behind)
+        return Entry(text, note=note, missing=True, anchor=anchor)
     # Two panels may have a column of one key, of which one has a value of no effect.
-    found = Entry(anchor=behind, sign=None if column.null is None else cell["agrees"])
+    entry = Entry(anchor=anchor, sign=None if column.null is None else cell["agrees"])
     unit, form = cell["unit"], column.format
     if unit == "text":
-        found.text = words(cell["text"])
-        if cell["paper"] is not None and "^" not in found.text:
-            found.difference = "same" if cell["text"] == cell["paper"] else "differs"
-        return found
-    found.text = number(cell["value"], form)
+        entry.text = words(cell["text"])
+        if cell["paper"] is not None and "^" not in entry.text:
+            entry.difference = "same" if cell["text"] == cell["paper"] else "differs"
+        return entry
+    entry.text = number(cell["value"], form)
     if "spread" in column.shows and not math.isnan(cell["sd"]):
-        found.text += f" ± {number(cell['sd'], form.lstrip('+'))}"
-    found.text += SUFFIXES.get(unit, "")
+        entry.text += f" ± {number(cell['sd'], form.lstrip('+'))}"
+    entry.text += SUFFIXES.get(unit, "")
     ends = ""
     if not math.isnan(cell["low"]):
-        ends = f"[{', '.join(number(cell[end], form) for end in ('low', 'high'))}]"
-        found.interval = (
-            ends if "interval" in column.shows or isinstance(column.null, float) else ""
-        )
+        ends = f"[{number(cell['low'], form)}, {number(cell['high'], form)}]"
+        if "interval" in column.shows or isinstance(column.null, float):
+            entry.interval = ends
     if not math.isnan(cell["difference"]):
         exact = unit in ("parameters", "tokens") and cell["difference"] == 0
         signed = "+" + form.lstrip("+")
-        told = number(cell["difference"], signed) + (" pp" if unit == "%" else "")
-        found.difference = "same" if exact else told
+        signed_text = number(cell["difference"], signed) + (" pp" if unit == "%" else "")
+        entry.difference = "same" if exact else signed_text
     counted = f"n = {cell['n']}" if cell["n"] > 1 else ""
-    found.hover = "; ".join(filter(None, (counted, ends, cell["reason"])))
+    entry.hover = "; ".join(filter(None, (counted, ends, cell["reason"])))
     if "seeds" in cell["reason"]:
-        found.note = out.mark(f"n = {cell['n']}; {cell['reason']}")
-    return found
+        entry.note = out.mark(f"n = {cell['n']}; {cell['reason']}")
+    return entry
 
 
 def prepare(table: Table, cells: pd.DataFrame, settings: Sequence[Setting]) -> Printed:
     """Lay out one table: a line a row and column, an entry a setting that has a value in it."""
-    out, of_settings = Printed(table), dict(list(cells.groupby("setting")))
-    for setting in (each for each in settings if each.name in of_settings):
-        of = of_settings[setting.name]
-        if (of["status"] == "ok").any():
+    out, by_setting = Printed(table), dict(list(cells.groupby("setting")))
+    for setting in (each for each in settings if each.name in by_setting):
+        setting_cells = by_setting[setting.name]
+        if (setting_cells["status"] == "ok").any():
             out.settings.append(setting)
-            told = of.loc[of["row"] == "setting", ["column", "text"]]
-            if len(told):
-                out.conditions.append((setting, list(told.itertuples(index=False, name=None))))
+            pairs = setting_cells.query("row == 'setting'")[["column", "text"]]
+            if len(pairs):
+                out.conditions.append((setting, list(pairs.itertuples(index=False, name=None))))
         else:
-            reasons = of[of["status"] != "no counterpart"]["reason"].mode()
+            reasons = setting_cells[setting_cells["status"] != "no counterpart"]["reason"].mode()
             out.absent.append((setting, next(iter(reasons), "")))
     shown = cells[cells["setting"].isin([setting.name for setting in out.settings])]
     outside = shown["reason"].str.endswith(OUTSIDE).groupby(shown["row"], sort=False).all()
@@ -159,30 +158,31 @@ def prepare(table: Table, cells: pd.DataFrame, settings: Sequence[Setting]) -> P
         index.setdefault((cell["row"], cell["column"]), {})[key] = cell
     for title, columns in table.panels.items():
         keys = [column.column for column in columns]
-        found = [row for row, column in index if column in keys and row != "setting"]
-        if title in table.rows:  # its own, and such as no other panel has
-            others = {row for panel, of in table.rows.items() if panel != title for row in of}
-            found = [row for row in found if row not in others]
-        rows = [row for row in dict.fromkeys([*table.rows_of(title), *found]) if row in scales]
+        filled = [row for row, column in index if column in keys and row != "setting"]
+        if title in table.rows:  # this panel's rows, and such as no other panel has
+            others = {row for panel in table.rows.keys() - {title} for row in table.rows[panel]}
+            filled = [row for row in filled if row not in others]
+        rows = [row for row in dict.fromkeys([*table.rows_of(title), *filled]) if row in scales]
         # Rows of one scale together, scales in the order of their first row.
         groups = list(dict.fromkeys(row.partition("/")[0] for row in rows))
         lines = []
         for row in sorted(rows, key=lambda row: groups.index(row.partition("/")[0])):
-            there = [column for column in columns if (row, column.column) in index]
-            of_row = [_line(column, index[row, column.column], out) for column in there]
-            of_paper, label = row.partition("/")[0], table.names.get(row) or row.replace("/", ", ")
-            if len(scales[row]) == 1 and scales[row][0] and label.startswith(of_paper):
-                label = scales[row][0] + label.removeprefix(of_paper)  # all have one, as 10M-mini
-            lines.append((label, of_row))
+            keys = [(column, (row, column.column)) for column in columns]
+            row_lines = [_line(column, index[key], out) for column, key in keys if key in index]
+            scale, label = row.partition("/")[0], table.names.get(row) or row.replace("/", ", ")
+            if len(scales[row]) == 1 and scales[row][0] and label.startswith(scale):
+                label = scales[row][0] + label.removeprefix(scale)  # all have one, as 10M-mini
+            lines.append((label, row_lines))
         out.panels += [(title, lines)] if lines else []
     return out
 
 
-def _line(column: Column, found: dict, out: Printed) -> tuple[str, str, list[Entry]]:
+def _line(column: Column, cells: dict, out: Printed) -> tuple[str, str, list[Entry]]:
+    """A line of a row. cells: by setting and "value" or "sd"."""
     heading = f"{column.title} ({column.unit})" if column.unit in HEADED else column.title
     entries, paper = [], DASH
     for setting in out.settings:
-        main, sd = (found.get((setting.name, key)) for key in ("value", "sd"))
+        main, sd = (cells.get((setting.name, key)) for key in ("value", "sd"))
         if main is None:
             note = out.mark("not run: no record of it in this setting")
             entries.append(Entry("not run", note=note, missing=True))
@@ -192,14 +192,14 @@ def _line(column: Column, found: dict, out: Printed) -> tuple[str, str, list[Ent
     return heading, paper, entries
 
 
-def environment(autoescape: bool = True, **known: Any) -> jinja2.Environment:
+def environment(autoescape: bool = True, **options: Any) -> jinja2.Environment:
     """The templates; every value is escaped on its way out."""
-    made = jinja2.Environment(
+    templates = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES), undefined=jinja2.StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True, autoescape=autoescape, **known,
+        trim_blocks=True, lstrip_blocks=True, autoescape=autoescape, **options,
     )  # fmt: skip
-    made.filters |= {"number": number, "powers": powers, "rich": rich, "raw": Markup}
-    return made
+    templates.filters |= {"number": number, "powers": powers, "rich": rich, "raw": Markup}
+    return templates
 
 
 def powers(text: str) -> Markup:
@@ -218,14 +218,14 @@ def tex(text: Any) -> str:
     """A value in LaTeX: special characters escaped, T^2 and F_ii as they are meant; Markup kept."""
     if isinstance(text, Markup):
         return text
-    told, end = "", 0
+    latex, end = "", 0
     for mark in re.finditer(r"\^(−?[\d.]+)|\b([A-Za-z])_(\w{1,5})\b", text := str(text)):
         power, name, index = mark.groups()
-        told += _escaped(text[end : mark.start()])
+        latex += _escaped(text[end : mark.start()])
         superscript = rf"\textsuperscript{{{_escaped(power or '')}}}"
-        told += superscript if power else rf"${name}_{{\mathrm{{{index}}}}}$"
+        latex += superscript if power else rf"${name}_{{\mathrm{{{index}}}}}$"
         end = mark.end()
-    return told + _escaped(text[end:])
+    return latex + _escaped(text[end:])
 
 
 def _escaped(text: str) -> str:
@@ -258,15 +258,16 @@ def write(
     A CSV has every cell of a table in every setting. judged: of each claim the verdicts by
     setting, which come first in tables.tex. Returns the tables that have cells.
     """
-    own = dict(list(cells.groupby("table")))
-    printed = [prepare(each, own[each.label], settings) for each in tables if each.label in own]
-    known = {"settings": settings, "judged": list(judged), "tables": [p.table for p in printed]}
-    texts = {"tables.tex": LATEX.get_template("tables.tex.j2").render(known)}
+    by_table = dict(list(cells.groupby("table")))
+    shown = [each for each in tables if each.label in by_table]
+    printed = [prepare(each, by_table[each.label], settings) for each in shown]
+    context = {"settings": settings, "judged": list(judged), "tables": shown}
+    texts = {"tables.tex": LATEX.get_template("tables.tex.j2").render(context)}
     for each in printed:
-        path, of = f"tables/{each.table.label}", own[each.table.label]
+        path, frame = f"tables/{each.table.label}", by_table[each.table.label]
         texts[f"{path}.tex"] = LATEX.get_template("cells.tex.j2").render(printed=each)
-        of = of.drop(columns="by_seed").assign(sources=of["sources"].map("; ".join))
-        texts[f"{path}.csv"] = of.to_csv(index=False)
+        frame = frame.drop(columns="by_seed").assign(sources=frame["sources"].map("; ".join))
+        texts[f"{path}.csv"] = frame.to_csv(index=False)
     for name, text in texts.items():
         with atomic(folder / name) as temporary:
             temporary.write_text(text, encoding="utf-8")

@@ -65,12 +65,12 @@ def columns(label: str) -> tuple[Column, ...]:
     """The columns of a table. Raises InputError for a missing CSV or another column or unit."""
     names = list(Column.__dataclass_fields__)
     rows = paper.lines(FOLDER / f"{label}.csv", names[:5], names[5:])
-    found = []
+    parsed = []
     for row in rows.to_dict("records"):
         null = row.get("null", "")
         null = float(null) if re.fullmatch(r"[\d.]+", null) else null or None
-        found.append(Column(**row | {"of": tuple(row.get("of", "").split()), "null": null}))
-    return tuple(found)
+        parsed.append(Column(**row | {"of": tuple(row.get("of", "").split()), "null": null}))
+    return tuple(parsed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,23 +105,23 @@ class Table:
     @property
     def panels(self) -> dict[str, list[Column]]:
         """Its columns by heading."""
-        return {k: list(of) for k, of in groupby(columns(self.label), attrgetter("panel"))}
+        return {k: list(group) for k, group in groupby(columns(self.label), attrgetter("panel"))}
 
     def rows_of(self, panel: str) -> Sequence[str]:
-        """The rows that a panel always shows; further ones are shown where they are found."""
+        """The rows that a panel always shows; further ones are shown where they have cells."""
         if panel in self.rows or not self.of_paper:
             return self.rows.get(panel, ())
-        of = self.printed["column"].isin([column.column for column in self.panels[panel]])
-        return list(self.printed["row"][of].unique())
+        in_panel = self.printed["column"].isin([column.column for column in self.panels[panel]])
+        return list(self.printed["row"][in_panel].unique())
 
 
-def table(number: str, label: str, title: str, **known: Any) -> Callable[[Callable], Table]:
+def table(number: str, label: str, title: str, **options: Any) -> Callable[[Callable], Table]:
     """Declare a table: its function's parameters name the frames, its docstring is the caption."""
 
     def declare(compute: Callable[..., Cells]) -> Table:
         frames, caption = tuple(signature(compute).parameters), " ".join(compute.__doc__.split())
-        own = {"caption": caption, "frames": frames, "compute": compute}
-        return Table(number=number, label=label, title=title, **own, **known)
+        derived = {"caption": caption, "frames": frames, "compute": compute}
+        return Table(number=number, label=label, title=title, **derived, **options)
 
     return declare
 
@@ -131,18 +131,18 @@ def cell(
     column: str,
     value: float | stats.Estimate = math.nan,
     of: pd.DataFrame | None = None,
-    **known: Any,
+    **fields: Any,
 ) -> dict[str, Any]:
     """One cell, of a value or of an estimate with its interval.
 
-    of: the rows that it rests on; known: any other of COLUMNS. One with a status other than ok has
+    of: the rows that it rests on; fields: any other of COLUMNS. One with a status other than ok has
     n = 0.
     """
-    found = {"row": row, "column": column, "statistic": "value", "value": value, "by_seed": {}}
-    found |= {"n": int(known.get("status", "ok") == "ok"), "status": "ok", "reason": ""}
+    cell = {"row": row, "column": column, "statistic": "value", "value": value, "by_seed": {}}
+    cell |= {"n": int(fields.get("status", "ok") == "ok"), "status": "ok", "reason": ""}
     if isinstance(value, stats.Estimate):
-        found |= {name: getattr(value, name) for name in (*NUMBERS, "n")}
-    return found | {"sources": () if of is None else sources(of)} | known
+        cell |= {name: getattr(value, name) for name in (*NUMBERS, "n")}
+    return cell | {"sources": () if of is None else sources(of)} | fields
 
 
 def means(values: pd.DataFrame, statistic: str = "value", seeds: Sequence[int] = ()) -> Cells:
@@ -152,22 +152,22 @@ def means(values: pd.DataFrame, statistic: str = "value", seeds: Sequence[int] =
     NaN is a run that diverged; seeds: the planned ones, of which a mean says which it lacks.
     """
     for (row, column), group in values.groupby(["row", "column"], sort=False):
-        every = dict(zip(group["seed"].astype(int), group["value"].astype(float), strict=True))
-        by_seed = {seed: value for seed, value in every.items() if not math.isnan(value)}
-        found = stats.mean(list(by_seed.values()))
+        recorded = dict(zip(group["seed"].astype(int), group["value"].astype(float), strict=True))
+        by_seed = {seed: value for seed, value in recorded.items() if not math.isnan(value)}
+        mean = stats.mean(list(by_seed.values()))
         lacking = {
-            "diverged: seeds": [seed for seed in every if seed not in by_seed],
-            "seeds without a value:": [seed for seed in seeds if seed not in every],
+            "diverged: seeds": [seed for seed in recorded if seed not in by_seed],
+            "seeds without a value:": [seed for seed in seeds if seed not in recorded],
         }
-        told = (f"{why} {', '.join(map(str, of))}" for why, of in lacking.items() if of)
-        known = {"reason": "; ".join(told), "sources": sources(group)}
-        known["status"] = "ok" if by_seed else "diverged"
-        yield cell(row, column, found, statistic=statistic, by_seed=by_seed, **known)
-        if found.n == 1:
+        reasons = (f"{why} {', '.join(map(str, of))}" for why, of in lacking.items() if of)
+        common = {"reason": "; ".join(reasons), "sources": sources(group)}
+        common["status"] = "ok" if by_seed else "diverged"
+        yield cell(row, column, mean, statistic=statistic, by_seed=by_seed, **common)
+        if mean.n == 1:
             why = "one seed has a value; a standard deviation takes two"
-            known |= {"status": "undetermined", "reason": why}
+            common |= {"status": "undetermined", "reason": why}
         if statistic == "mean":
-            yield cell(row, column, found.sd, statistic="sd", n=found.n, **known)
+            yield cell(row, column, mean.sd, statistic="sd", n=mean.n, **common)
 
 
 def sources(rows: pd.DataFrame) -> tuple[str, ...]:
@@ -180,21 +180,21 @@ def versus(
 ) -> pd.DataFrame:
     """Rows as `means` takes them: one column's values less another's, seed by seed."""
     terms = [values[values["column"] == name] for name in (over, under)]
-    both = terms[0].merge(terms[1], on=["row", "seed"], suffixes=("", "_under"))
-    value = combine(both["value"].astype(float), both["value_under"].astype(float))
-    source = both["source_under"] + "\n" + both["source"]
-    return both[["row", "seed"]].assign(column=column, value=value, source=source)
+    pairs = terms[0].merge(terms[1], on=["row", "seed"], suffixes=("", "_under"))
+    value = combine(pairs["value"].astype(float), pairs["value_under"].astype(float))
+    source = pairs["source_under"] + "\n" + pairs["source"]
+    return pairs[["row", "seed"]].assign(column=column, value=value, source=source)
 
 
 def ratios(values: pd.DataFrame, over: str, under: str, column: str) -> Cells:
     """Ratios of two columns' means over their common seeds; intervals of the seeds' own ratios."""
-    of_seeds = versus(values, over, under, column, operator.truediv)
-    for found in means(of_seeds):
-        common = values[(values["row"] == found["row"]) & values["seed"].isin(found["by_seed"])]
+    by_seed = versus(values, over, under, column, operator.truediv)
+    for mean in means(by_seed):
+        common = values[(values["row"] == mean["row"]) & values["seed"].isin(mean["by_seed"])]
         top, bottom = (common[common["column"] == name]["value"].mean() for name in (over, under))
-        shift = top / bottom - found["value"]
-        ends = {end: found[end] + shift for end in ("value", "low", "high")}
-        yield found | ends
+        # The interval keeps its width and moves to the ratio of the means.
+        shift = top / bottom - mean["value"]
+        yield mean | {end: mean[end] + shift for end in ("value", "low", "high")}
 
 
 def table_cells(table: Table, records: Records) -> pd.DataFrame:
@@ -205,36 +205,36 @@ def table_cells(table: Table, records: Records) -> pd.DataFrame:
     InputError where the paper's CSV holds a column that the table has not.
     """
     try:
-        found = list(table.compute(*(getattr(records, name) for name in table.frames)))
+        computed = list(table.compute(*(getattr(records, name) for name in table.frames)))
     except Exception as error:
         error.add_note(f"in table {table.label} of {records.setting.name}")
         raise
     printed = table.printed.rename(columns={"printed": "paper"})
-    found += _gaps(table, records, found)
-    there = {(each["row"], each["column"]) for each in found}
+    computed += _gaps(table, records, computed)
+    present = {(each["row"], each["column"]) for each in computed}
     for key in printed[KEY].itertuples(index=False, name=None):
-        if key[:2] not in there:
-            told = f"report/paper/{table.label}.csv: the table has no {', '.join(key)}; correct it"
-            raise InputError(told)
+        if key[:2] not in present:
+            path = f"report/paper/{table.label}.csv"
+            raise InputError(f"{path}: the table has no {', '.join(key)}; correct it")
 
     joined = [name for name in COLUMNS if name in KEY or name not in printed]
-    cells = pd.DataFrame(found, columns=joined).astype(dict.fromkeys(NUMBERS, float))
+    cells = pd.DataFrame(computed, columns=joined).astype(dict.fromkeys(NUMBERS, float))
     cells = cells.merge(printed, "left", on=KEY)
     units = {key: column.unit for key, column in table.columns.items()}
     of_column = cells["column"].map(units).where(cells["row"] != "setting")
     cells["unit"] = cells["unit"].fillna(of_column).fillna("text")
-    one = cells["unit"].map(UNITS).astype(float)
-    cells[list(NUMBERS)] = cells[list(NUMBERS)].div(one, axis=0)
-    of_seeds = zip(cells["by_seed"], one, strict=True)
-    cells["by_seed"] = [{seed: v / unit for seed, v in own.items()} for own, unit in of_seeds]
+    unit_size = cells["unit"].map(UNITS).astype(float)
+    cells[list(NUMBERS)] = cells[list(NUMBERS)].div(unit_size, axis=0)
+    pairs = zip(cells["by_seed"], unit_size, strict=True)
+    cells["by_seed"] = [{seed: v / unit for seed, v in values.items()} for values, unit in pairs]
     cells["setting"], cells["table"] = records.setting.name, table.label
     own_scales = pd.concat([records.models, records.planned]).set_index("scale")["own_scale"]
     cells["scale"] = cells["row"].str.split("/").str[0].map(own_scales.to_dict())
 
     keys = zip(cells["row"], cells["column"], strict=True)
     of_seed = pd.Series([seed_of(table, *key) is not None for key in keys], cells.index, dtype=bool)
-    alone = of_seed | (cells["statistic"] == "sd") | records.miniature
-    cells["difference"] = (cells["value"] - cells["paper_value"]).mask(alone)
+    uncompared = of_seed | (cells["statistic"] == "sd") | records.miniature
+    cells["difference"] = (cells["value"] - cells["paper_value"]).mask(uncompared)
     cells["agrees"] = _agrees(table, cells)
     words = ["paper", "text", "scale", "agrees"]
     cells[words] = cells[words].astype(object).where(cells[words].notna(), None)
@@ -255,16 +255,16 @@ def _agrees(table: Table, cells: pd.DataFrame) -> pd.Series:
     return inside.astype(object).where(decided & ~(inside & null.between(low, high)))
 
 
-def _gaps(table: Table, records: Records, found: Cells) -> Cells:
+def _gaps(table: Table, records: Records, computed: Cells) -> Cells:
     """Cells of the table's rows and columns that have no value, each with the reason."""
-    there = {(each["row"], each["column"]) for each in found}
+    present = {(each["row"], each["column"]) for each in computed}
     asked = table.printed.groupby(["row", "column"])["statistic"].agg(list).to_dict()
     for panel, columns in table.panels.items():
         for row, column in product(table.rows_of(panel), columns):
             key = (row, column.column)
-            if key in there:
+            if key in present:
                 continue
-            there.add(key)
+            present.add(key)
             first = row.partition("/")[0]
             scale = first if first in SCALES else table.scale
             named = [part for part in (row, key[1].rpartition(".")[2]) if part in VARIANTS]
@@ -283,6 +283,5 @@ def seed_of(table: Table, row: str, column: str) -> int | None:
 
 def cells(records: Sequence[Records], tables: Sequence[Table]) -> pd.DataFrame:
     """The cells of some tables in every setting."""
-    return pd.concat(
-        [table_cells(table, each) for table in tables for each in records], ignore_index=True
-    )
+    frames = (table_cells(table, each) for table in tables for each in records)
+    return pd.concat(frames, ignore_index=True)
