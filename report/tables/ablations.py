@@ -28,9 +28,9 @@ def other_backends(runs: pd.DataFrame) -> Cells:
     """Which variants another backend computes than Full Relation, in the row "setting"."""
     usual = set(runs[runs["variant"] == "full"]["backend"])
     others = runs[~runs["backend"].isin(usual)].drop_duplicates(["variant", "backend"])
-    told = [f"{run['variant']} on {run['backend']}" for run in others.to_dict("records")]
-    if told:
-        yield cell("setting", "backends", text=", ".join(told))
+    names = [f"{run['variant']} on {run['backend']}" for run in others.to_dict("records")]
+    if names:
+        yield cell("setting", "backends", text=", ".join(names))
 
 
 @table(

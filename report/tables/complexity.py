@@ -9,7 +9,7 @@ import pandas as pd
 from relation.variants import VARIANTS
 from report import stats
 from report.table import Cells, cell, table
-from report.tables.systems import conditions, outcome
+from report.tables.systems import condition_cells, failure
 
 OPERATORS = {
     "mha": "MHA",
@@ -46,27 +46,27 @@ def complexity_table(
         rows = complexity.query("operator == @operator").sort_values("context")
         if len(rows):
             powers += _exponents(operator, rows)
-            yield from _tokens(operator, rows, decode)
+            yield from _decode_cells(operator, rows, decode)
     yield from powers
     for row, candidates in ROWS.items():
         why = "a property of the algorithm; nothing is measured for it"
         yield cell(row, "sequential", status="no counterpart", reason=why)
         for column, quantity in (("complexity", "time_exponent"), ("state", "state_exponent")):
-            found = [each for each in powers if each["column"] == quantity]
-            found = [each for name in candidates for each in found if each["row"] == name]
+            exponents = [each for each in powers if each["column"] == quantity]
+            exponents = [each for name in candidates for each in exponents if each["row"] == name]
             # Of the first operator that has one; else why the first has none.
-            found.sort(key=lambda each: each["status"] != "ok")
-            yield from (_in_words(row, column, each) for each in found[:1])
-    for model, own in decode.query("measure == 'token'").groupby("model", sort=False):
-        yield from _many(f"decode-{model}", own)
-    yield from conditions(complexity, precision)
+            exponents.sort(key=lambda each: each["status"] != "ok")
+            yield from (_in_words(row, column, each) for each in exponents[:1])
+    for model, tokens in decode.query("measure == 'token'").groupby("model", sort=False):
+        yield from _batch_cells(f"decode-{model}", tokens)
+    yield from condition_cells(complexity, precision)
     failed = complexity.query("status == 'OOM'").sort_values("context")
-    told = [
+    failures = [
         f"{OPERATORS[operator]} at T = {', '.join(f'{T:,.0f}' for T in contexts)}"
         for operator, contexts in failed.groupby("operator", sort=False)["context"]
     ]
-    if told:
-        yield cell("setting", "oom", text="; ".join(told), of=complexity)
+    if failures:
+        yield cell("setting", "oom", text="; ".join(failures), of=complexity)
 
 
 def _exponents(operator: str, rows: pd.DataFrame) -> Cells:
@@ -77,11 +77,11 @@ def _exponents(operator: str, rows: pd.DataFrame) -> Cells:
     """
     passed = rows[rows["seconds"].notna()]
     grew = passed["seconds"] / passed["seconds"].iloc[:1].sum()
-    fitted, known = passed[grew >= GROWN], {}
+    fitted, missing = passed[grew >= GROWN], {}
     if passed.empty:
-        known = outcome(rows.iloc[0])
+        missing = failure(rows.iloc[0])
     elif (count := fitted["context"].nunique()) < FEWEST_POINTS:
-        known["reason"] = (
+        missing["reason"] = (
             f"a power is fitted to {FEWEST_POINTS} contexts or more that take {GROWN} times as "
             f"long as the smallest; {count} do, and the largest takes {grew.iloc[-1]:.1f} times as "
             "long"
@@ -91,11 +91,11 @@ def _exponents(operator: str, rows: pd.DataFrame) -> Cells:
         if time.high - time.low > WIDEST_INTERVAL:
             ends = f"{time.low:.2f} to {time.high:.2f}"
             why = f"the fitted power's 95% interval, {ends}, is wider than {WIDEST_INTERVAL:g}"
-            known["reason"] = why
-    if known:
-        known = {"status": "undetermined"} | known
+            missing["reason"] = why
+    if missing:
+        missing = {"status": "undetermined"} | missing
         for column in ("time_exponent", "contexts"):
-            yield cell(operator, column, of=rows, **known)
+            yield cell(operator, column, of=rows, **missing)
     else:
         yield cell(operator, "time_exponent", time, of=rows)
         yield cell(operator, "contexts", text=_range(fitted["context"]), of=rows)
@@ -105,7 +105,7 @@ def _exponents(operator: str, rows: pd.DataFrame) -> Cells:
         yield cell(operator, "state_exponent", fit.value, n=fit.n, of=rows)
 
 
-def _tokens(operator: str, rows: pd.DataFrame, decode: pd.DataFrame) -> Cells:
+def _decode_cells(operator: str, rows: pd.DataFrame, decode: pd.DataFrame) -> Cells:
     """The time to decode one token at the first and the last context.
 
     Of the benchmark `decode`; in a campaign from before there was one, of the complexity's rows.
@@ -117,8 +117,8 @@ def _tokens(operator: str, rows: pd.DataFrame, decode: pd.DataFrame) -> Cells:
     rows = rows[rows["decode_seconds"].notna()].sort_values("context")
     columns = {"decode_first": rows[:1], "decode_last": rows[-1:]}
     if len(rows):
-        for column, of in columns.items():
-            yield cell(operator, column, of["decode_seconds"].item(), of=of)
+        for column, row in columns.items():
+            yield cell(operator, column, row["decode_seconds"].item(), of=row)
         yield cell(operator, "decoded", text=_range(rows["context"]), of=rows)
     elif len(decode) and operator not in DECODES:
         why = "a token is decoded by kernels of its own, not by this backend"
@@ -126,14 +126,14 @@ def _tokens(operator: str, rows: pd.DataFrame, decode: pd.DataFrame) -> Cells:
             yield cell(operator, column, status="no counterpart", reason=why)
 
 
-def _many(row: str, own: pd.DataFrame) -> Cells:
+def _batch_cells(row: str, tokens: pd.DataFrame) -> Cells:
     """Tokens of the largest batch of one model at its first and its last context."""
-    rows = own[own["batch"] == own["batch"].max()].sort_values("context")
+    rows = tokens[tokens["batch"] == tokens["batch"].max()].sort_values("context")
     yield cell(row, "rows", float(rows["batch"].iloc[0]), of=rows)
     for end, at in (("first", rows.iloc[0]), ("last", rows.iloc[-1])):
         for column, field in (("many", "seconds"), ("rate", "tokens_per_second")):
-            known = {"value": float(at[field])} if at["status"] == "PASS" else outcome(at)
-            yield cell(row, f"{column}_{end}", of=rows, **known)
+            result = {"value": float(at[field])} if at["status"] == "PASS" else failure(at)
+            yield cell(row, f"{column}_{end}", of=rows, **result)
     yield cell(row, "bytes", float(rows["state_bytes"].iloc[-1]) / 2**30, of=rows)
     yield cell(row, "many_at", text=_range(rows["context"]), of=rows)
 
@@ -143,8 +143,8 @@ def _in_words(row: str, column: str, exponent: dict[str, Any]) -> dict[str, Any]
     words = dict.fromkeys(("value", "low", "high"), math.nan) | {"row": row, "column": column}
     if exponent["status"] == "ok":
         power = f"T^{round(exponent['value'], 2) + 0.0:.2f}".replace("-", "−")
-        told = f"fitted to {exponent['n']} contexts of {exponent['row']}"
-        words |= {"text": power, "reason": told}
+        reason = f"fitted to {exponent['n']} contexts of {exponent['row']}"
+        words |= {"text": power, "reason": reason}
     return exponent | words | {"n": 1}
 
 

@@ -35,14 +35,14 @@ def micro_ga(model: Model) -> str:
     return f"{model['micro']:.0f}/{model['accumulation']:.0f}"
 
 
-def of_models(models: pd.DataFrame, wordings: Mapping[str, Callable[[Model], str]]) -> Cells:
+def model_cells(models: pd.DataFrame, wordings: Mapping[str, Callable[[Model], str]]) -> Cells:
     """Cells a scale: words and the context of Relation's model, or of MHA's where it has none."""
-    both = models[models["variant"].isin(PAIRED)].sort_values("variant")  # full before mha
-    for scale, own in both.groupby("scale", sort=False):
-        model = own.iloc[0]
+    pairs = models[models["variant"].isin(PAIRED)].sort_values("variant")  # full before mha
+    for scale, scale_models in pairs.groupby("scale", sort=False):
+        model = scale_models.iloc[0]
         for column, wording in wordings.items():
-            yield cell(scale, column, text=wording(model), of=own[:1])
-        yield cell(scale, "context", float(model["context"]), of=own[:1])
+            yield cell(scale, column, text=wording(model), of=scale_models[:1])
+        yield cell(scale, "context", float(model["context"]), of=scale_models[:1])
 
 
 @table("6", "app-configs", "Model configurations")
@@ -50,8 +50,8 @@ def configurations(models: pd.DataFrame) -> Cells:
     """Decoder configurations. Our parameters are counted on the built models. An update of the
     paper takes 131,072 tokens at every scale."""
     wordings = {"geometry": SHAPE.format_map, "vocab": vocabulary, "tokens": tokens}
-    yield from of_models(models, wordings | {"data": "{data_title}".format_map})
-    for (scale, variant), own in models.groupby(["scale", "variant"], sort=False):
+    yield from model_cells(models, wordings | {"data": "{data_title}".format_map})
+    for (scale, variant), rows in models.groupby(["scale", "variant"], sort=False):
         if variant in PAIRED:
-            yield cell(scale, f"params.{variant}", float(own["parameters"].iloc[0]), of=own)
-            yield cell(scale, f"micro_ga.{variant}", text=micro_ga(own.iloc[0]), of=own)
+            yield cell(scale, f"params.{variant}", float(rows["parameters"].iloc[0]), of=rows)
+            yield cell(scale, f"micro_ga.{variant}", text=micro_ga(rows.iloc[0]), of=rows)

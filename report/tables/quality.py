@@ -9,9 +9,11 @@ from relation.variants import PAIRED
 from report import stats
 from report.data import RUN_KEY, bits_per_character
 from report.table import Cells, cell, means, sources, table, versus
-from report.tables.configs import SHAPE, Model, of_models, tokens, vocabulary
+from report.tables.configs import SHAPE, Model, model_cells, tokens, vocabulary
 
 _NEVER = "Relation's smoothed loss stayed above the target to its last token"
+EFFICIENCY = ["scale", "seed", "further", "target", "crossing", "reduction"]
+EFFICIENCY += ["own_reduction", "end_gap", "source"]
 
 
 def nll(runs: pd.DataFrame, row: str = "scale", column: str = "variant") -> pd.DataFrame:
@@ -25,8 +27,7 @@ def pairs(runs: pd.DataFrame, further: bool = False) -> pd.DataFrame:
 
     A row a scale, column (mha, full, delta) and seed.
     """
-    both = runs[runs["variant"].isin(PAIRED) & (runs["further"] == further)]
-    values = nll(both)
+    values = nll(runs[runs["variant"].isin(PAIRED) & (runs["further"] == further)])
     return pd.concat([values, versus(values, "full", "mha", "delta")], ignore_index=True)
 
 
@@ -35,7 +36,7 @@ def efficiency(runs: pd.DataFrame, losses: pd.DataFrame, window: float) -> pd.Da
 
     window: fraction of the budget over which losses are smoothed. Columns: scale, seed, further,
     target (nat/token), crossing (tokens), reduction (share of the budget spared; both NaN where it
-    never gets there), own_reduction (what the same measure gives MHA against itself), end_gap
+    never does), own_reduction (the same of the MHA run against its own end), end_gap
     (Relation's last smoothed loss less the target) and source.
     """
     runs, curves, rows = runs[runs["variant"].isin(PAIRED)], {}, []
@@ -50,11 +51,12 @@ def efficiency(runs: pd.DataFrame, losses: pd.DataFrame, window: float) -> pd.Da
         if mha is None or full is None:
             continue
         target, budget = mha[1][-1], budgets[scale, "mha", seed]
-        own, reached = (stats.crossing(*curve, target) or math.nan for curve in (mha, full))
-        found = (target, reached, 1 - reached / budget, 1 - own / budget, full[1][-1] - target)
-        rows.append((scale, seed, pair["further"].iloc[0], *found, "\n".join(sources(pair))))
-    names = ("target", "crossing", "reduction", "own_reduction", "end_gap", "source")
-    return pd.DataFrame(rows, columns=["scale", "seed", "further", *names])
+        baseline, reached = (stats.crossing(*curve, target) or math.nan for curve in (mha, full))
+        row = {"scale": scale, "seed": seed, "further": pair["further"].iloc[0], "target": target}
+        row |= {"crossing": reached, "reduction": 1 - reached / budget}
+        row |= {"own_reduction": 1 - baseline / budget, "end_gap": full[1][-1] - target}
+        rows.append(row | {"source": "\n".join(sources(pair))})
+    return pd.DataFrame(rows, columns=EFFICIENCY)
 
 
 def data(model: Model) -> str:
@@ -85,7 +87,7 @@ def main_results(
     to reach its MHA run's final smoothed training loss, over the seeds that reach it."""
     backbone = SHAPE.replace("/", "L/", 1)
     wordings = {"backbone": backbone.format_map, "data": data, "tokens": tokens}
-    yield from of_models(models, wordings)
+    yield from model_cells(models, wordings)
     values = pairs(runs)
     seeds = sorted(values["seed"].unique())
     names = {name: f"{name}_nll" for name in PAIRED}
@@ -95,13 +97,13 @@ def main_results(
     spared = rows.rename(columns={"scale": "row", "reduction": "value"})
     reaching = spared.dropna(subset=["value"])
     yield from means(reaching.assign(column="token_reduction"), "mean", seeds)
-    for scale, own in rows.groupby("scale", sort=False):
-        if own["reduction"].isna().all():
-            reason = f"no seed of {len(own)} reached its MHA run's final smoothed loss"
-            never = {"n": len(own), "status": "not reached", "reason": reason}
+    for scale, scale_rows in rows.groupby("scale", sort=False):
+        if scale_rows["reduction"].isna().all():
+            reason = f"no seed of {len(scale_rows)} reached its MHA run's final smoothed loss"
+            never = {"n": len(scale_rows), "status": "not reached", "reason": reason}
             for name in ("mean", "sd"):
-                yield cell(scale, "token_reduction", of=own, statistic=name, **never)
-        yield cell(scale, "window", window, of=own)
+                yield cell(scale, "token_reduction", of=scale_rows, statistic=name, **never)
+        yield cell(scale, "window", window, of=scale_rows)
     matrix = runs[runs["variant"].isin(PAIRED) & ~runs["further"]]
     yield from epochs(matrix, "scale")
     bits = matrix.assign(final_nll=bits_per_character(matrix), column="bits." + matrix["variant"])
@@ -134,36 +136,35 @@ def paired_nll(
 
 
 def _further(row: str, values: pd.DataFrame, spared: pd.DataFrame, planned: set[int]) -> Cells:
-    """The pairs beyond the matrix: only such of which both runs are there."""
+    """The pairs beyond the matrix, of which both runs have ended."""
     wide = values.pivot(index="seed", columns="column", values="value")
     wide = wide.reindex(columns=[*PAIRED, "delta"]).dropna()
-    whole = values[values["seed"].isin(wide.index)].assign(row=row)
-    whole["column"] = "further." + whole["column"]
+    complete = values[values["seed"].isin(wide.index)].assign(row=row)
+    complete["column"] = "further." + complete["column"]
     n, lacking = len(wide), planned - set(wide.index)
     why = f"seeds without a pair: {spans(lacking)}" if lacking else ""
-    yield cell(row, "further.seeds", text=spans(planned | set(wide.index)), of=whole)
-    yield cell(row, "further.pairs", n, n=n, reason=why, of=whole)
-    yield cell(row, "further.planned", len(planned), n=0, of=whole)
+    yield cell(row, "further.seeds", text=spans(planned | set(wide.index)), of=complete)
+    yield cell(row, "further.pairs", n, n=n, reason=why, of=complete)
+    yield cell(row, "further.planned", len(planned), n=0, of=complete)
     if wide.empty:
         return
-    yield from means(whole)
-    yield cell(row, "further.spread", stats.mean(wide["delta"].tolist()).sd, n=n, of=whole)
-    yield cell(row, "further.won", int((wide["delta"] < 0).sum()), n=n, of=whole)
-    together = stats.correlation(wide["mha"].tolist(), wide["full"].tolist())
-    yield cell(row, "further.correlation", together, of=whole)
+    yield from means(complete)
+    yield cell(row, "further.spread", stats.mean(wide["delta"].tolist()).sd, n=n, of=complete)
+    yield cell(row, "further.won", int((wide["delta"] < 0).sum()), n=n, of=complete)
+    correlation = stats.correlation(wide["mha"].tolist(), wide["full"].tolist())
+    yield cell(row, "further.correlation", correlation, of=complete)
     if spared.empty:
         return
     never = spared["reduction"].isna()
     why = f"never reached, and counted as none: seeds {spans(spared['seed'][never])}"
-    yield cell(row, "further.reached", int((~never).sum()), n=len(spared), of=whole)
+    yield cell(row, "further.reached", int((~never).sum()), n=len(spared), of=complete)
     # A mean without the pairs that never get there would favour Relation.
     zero = spared.fillna({"reduction": 0.0})
-    own = zero["own_reduction"]
-    shares = {"full": zero["reduction"], "mha": own, "difference": zero["reduction"] - own}
-    for name, share in shares.items():
-        told = zero.assign(row=row, column=f"further.spared.{name}", value=share)
+    full, mha = zero["reduction"], zero["own_reduction"]
+    for name, share in {"full": full, "mha": mha, "difference": full - mha}.items():
+        share_rows = zero.assign(row=row, column=f"further.spared.{name}", value=share)
         of_relation = never.any() and name != "mha"
-        yield from ({**each, "reason": why if of_relation else ""} for each in means(told))
+        yield from ({**each, "reason": why if of_relation else ""} for each in means(share_rows))
 
 
 def spans(numbers: Iterable[int]) -> str:
@@ -174,8 +175,8 @@ def spans(numbers: Iterable[int]) -> str:
             runs[-1].append(number)
         else:
             runs.append([number])
-    told = (f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
-    return ", ".join(told)
+    texts = (f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
+    return ", ".join(texts)
 
 
 @table("12", "app-token-efficiency", "Token efficiency by seed")
@@ -184,10 +185,10 @@ def token_efficiency(runs: pd.DataFrame, losses: pd.DataFrame, window: float) ->
     and the share of the budget spared. A first crossing comes early by the noise of the curves:
     beside it stands how early each MHA run first reaches its own final loss."""
     never = {"status": "not reached", "reason": _NEVER}
-    found = efficiency(runs[~runs["further"]], losses, window)
-    for (scale, seed), own in found.groupby(["scale", "seed"], sort=False):
+    rows = efficiency(runs[~runs["further"]], losses, window)
+    for (scale, seed), pair in rows.groupby(["scale", "seed"], sort=False):
         row = f"{scale}/{seed}"
         for column in ("target", "crossing", "reduction", "own_reduction", "end_gap"):
-            value = own[column].item()
-            yield cell(row, column, value, of=own, **(never if math.isnan(value) else {}))
-        yield cell(row, "window", window, of=own)
+            value = pair[column].item()
+            yield cell(row, column, value, of=pair, **(never if math.isnan(value) else {}))
+        yield cell(row, "window", window, of=pair)

@@ -32,15 +32,15 @@ def over_layers(
     """
     rows = layers[(layers["layer"] >= first) & ((last is None) | (layers["layer"] == last))]
     keys = ["scale", "variant", "seed", "source", "metric"]
-    found = stats.pooled(rows[rows["metric"].isin(metrics.values())], keys)
+    pooled = stats.pooled(rows[rows["metric"].isin(metrics.values())], keys)
     parts = [
-        found[found["metric"] == metric].assign(column=f"{column}." + found["variant"])
+        pooled[pooled["metric"] == metric].assign(column=f"{column}." + pooled["variant"])
         for column, metric in metrics.items()
     ]
     return pd.concat(parts).rename(columns={"scale": "row"})
 
 
-def of_scales(flow: pd.DataFrame, metrics: Mapping[str, str]) -> Cells:
+def scale_means(flow: pd.DataFrame, metrics: Mapping[str, str]) -> Cells:
     """Metrics over all layers, a row a scale."""
     seeds = sorted(flow["seed"].unique())
     yield from means(over_layers(by_layer(flow), metrics), seeds=seeds)
@@ -51,17 +51,17 @@ def lengths(flow: pd.DataFrame) -> Cells:
     """Tokens of the sequences on which flow and ranks were taken."""
     for scale, rows in flow[flow["variant"].isin(PAIRED)].groupby("scale", sort=False):
         for column, metric in LENGTHS.items():
-            taken = rows[rows["metric"] == metric]["length"].dropna()
-            if len(taken):
+            tokens = rows[rows["metric"] == metric]["length"].dropna()
+            if len(tokens):
                 of = rows.drop_duplicates("source")
-                yield cell(scale, column, float(taken.max()), of=of, n=taken.nunique())
+                yield cell(scale, column, float(tokens.max()), of=of, n=tokens.nunique())
 
 
 @table("4", "relation_internal", "Internal organization")
 def internal_organization(flow: pd.DataFrame) -> Cells:
     """Diagonal (MHA) or Self flow (Relation) and routing rank by depth; where historical flow
     goes, at distances d that are the same parts of shorter sequences. Means over seeds."""
-    yield from of_scales(flow, ROUTING)
+    yield from scale_means(flow, ROUTING)
     layers, seeds = by_layer(flow), sorted(flow["seed"].unique())
     first = over_layers(layers, {"l0_self": "self_flow", "l0_effrank": "effective_rank"}, 0, 0)
     yield from means(first, seeds=seeds)
@@ -87,16 +87,16 @@ def layerwise(flow: pd.DataFrame) -> Cells:
 def routing(flow: pd.DataFrame) -> Cells:
     """Historical flow beyond three distances and on the first token, conditioned on history.
     Means over seeds."""
-    yield from of_scales(flow, ROUTING)
+    yield from scale_means(flow, ROUTING)
 
 
 @table("9", "app-structural-sink-profile", "Early-token sink profile")
 def sink_profile(flow: pd.DataFrame) -> Cells:
     """Historical flow on the first k tokens, conditioned on history. Means over seeds."""
-    yield from of_scales(flow, {f"sink_{k}": f"sink_{k}" for k in SINKS})
+    yield from scale_means(flow, {f"sink_{k}": f"sink_{k}" for k in SINKS})
 
 
 @table("10", "app-structural-spectrum", "Flow spectrum")
 def spectrum(flow: pd.DataFrame) -> Cells:
     """Singular values of the normalized flow, over all layers. Means over seeds."""
-    yield from of_scales(flow, SPECTRUM)
+    yield from scale_means(flow, SPECTRUM)

@@ -16,21 +16,21 @@ ATTENTION_NAMES = {"cudnn": "cuDNN’s attention"}
 RATE = "tokens_per_second"
 
 
-def outcome(row: Mapping[str, Any]) -> dict[str, Any]:
+def failure(row: Mapping[str, Any]) -> dict[str, Any]:
     """Status and reason of a measurement without a value."""
-    told = f"{row['reason']}, on {row['device']}, T = {row['context']:.0f}"
+    where = f"{row['reason']}, on {row['device']}, T = {row['context']:.0f}"
     if row["status"] == "OOM":
-        return {"status": "oom", "reason": told}
-    return {"status": "failed", "reason": f"{row['status']}: {told}"}
+        return {"status": "oom", "reason": where}
+    return {"status": "failed", "reason": f"{row['status']}: {where}"}
 
 
-def of_steps(steps: pd.DataFrame, label: str, row: str = "") -> Cells:
+def step_cells(steps: pd.DataFrame, label: str, row: str = "") -> Cells:
     """The cells of a table's columns that show a field of a benchmark: a row a scale, or `row`."""
     for scale, rows in steps.groupby("scale", sort=False):
         for column in (each for each in columns(label) if each.measured):
             side, _, field = column.measured.rpartition(" ")
-            of = rows[(rows["benchmark"] == column.of[0]) & (not side or rows["side"] == side)]
-            yield from measured(row or scale, column.column, of, field)
+            of_side = (rows["benchmark"] == column.of[0]) & (not side or rows["side"] == side)
+            yield from measured(row or scale, column.column, rows[of_side], field)
 
 
 def measured(row: str, column: str, side: pd.DataFrame, field: str) -> Cells:
@@ -38,42 +38,42 @@ def measured(row: str, column: str, side: pd.DataFrame, field: str) -> Cells:
 
     What was set, and not measured, holds even where the measurement ran out of memory.
     """
-    for found in side.head(1).to_dict("records"):
+    for step in side.head(1).to_dict("records"):
         if field == "batches":
-            known = {"text": ", ".join(dict.fromkeys(_batches(side)))}
+            result = {"text": ", ".join(dict.fromkeys(_batches(side)))}
         elif field in ("context", "micro", "accumulation"):
-            known = {"value": float(found[field])}
-        elif found["status"] != "PASS":
-            known = outcome(found)
-        elif pd.isna(found[field]):
-            reason = f"not counted on this device: {found['device']}"
-            known = {"status": "no counterpart", "reason": reason}
+            result = {"value": float(step[field])}
+        elif step["status"] != "PASS":
+            result = failure(step)
+        elif pd.isna(step[field]):
+            reason = f"not counted on this device: {step['device']}"
+            result = {"status": "no counterpart", "reason": reason}
         else:
-            backend = f"{VARIANTS[found['variant']].title} on backend {found['backend']}"
-            known = {"value": found[field], "n": len(found["samples"])}
-            known["reason"] = f"{backend}, {found['device']}"
-        yield cell(row, column, of=side, **known)
+            backend = f"{VARIANTS[step['variant']].title} on backend {step['backend']}"
+            result = {"value": step[field], "n": len(step["samples"])}
+            result["reason"] = f"{backend}, {step['device']}"
+        yield cell(row, column, of=side, **result)
 
 
 def ratio(row: str, column: str, over: pd.DataFrame, under: pd.DataFrame) -> Cells:
     """Two sides' ratio, round by round where they took turns, with its 95% interval."""
     if over.empty or under.empty:
         return
-    sides, both = [side.iloc[0] for side in (over, under)], pd.concat([under, over])
+    sides, rows = [side.iloc[0] for side in (over, under)], pd.concat([under, over])
     if lacking := [side for side in sides if side["status"] != "PASS"]:
-        yield cell(row, column, of=both, **outcome(lacking[0]))
+        yield cell(row, column, of=rows, **failure(lacking[0]))
         return
-    together = not any(side["alone"] for side in sides)
-    found = stats.median_ratio(*(list(side["samples"]) for side in sides), together)
-    why = "" if together else "measured apart, because together they did not fit"
-    yield cell(row, column, found, of=both, n=len(sides[0]["samples"]), reason=why)
+    took_turns = not any(side["alone"] for side in sides)
+    estimate = stats.median_ratio(*(list(side["samples"]) for side in sides), took_turns)
+    why = "" if took_turns else "measured apart, because together they did not fit"
+    yield cell(row, column, estimate, of=rows, n=len(sides[0]["samples"]), reason=why)
 
 
-def conditions(rows: pd.DataFrame, precision: Sequence[str]) -> Cells:
+def condition_cells(rows: pd.DataFrame, precision: Sequence[str]) -> Cells:
     """What the rows of a table were measured on and under, in words, in the row "setting"."""
     clock, limit = rows["sm_clock_least"].min(), rows["sm_clock_limit"].max()
-    told: dict[str, Iterable[object]] = {
-        "measured": made(rows),
+    texts: dict[str, Iterable[object]] = {
+        "measured": commits_by_day(rows),
         "device": rows["device"],
         "precision": [name.upper() for name in precision if len(rows)],
         "driver": rows["driver"],
@@ -82,19 +82,19 @@ def conditions(rows: pd.DataFrame, precision: Sequence[str]) -> Cells:
     }
     if "backend" in rows:
         sides = rows.groupby("backend", sort=False)["side"].unique()
-        told["sides"] = [f"{', '.join(names)} on {backend}" for backend, names in sides.items()]
-        told["tokens"] = rows["tokens"]
-    for column, texts in told.items():
-        text = "; ".join(dict.fromkeys(str(each) for each in texts if pd.notna(each)))
+        texts["sides"] = [f"{', '.join(names)} on {backend}" for backend, names in sides.items()]
+        texts["tokens"] = rows["tokens"]
+    for column, values in texts.items():
+        text = "; ".join(dict.fromkeys(str(each) for each in values if pd.notna(each)))
         if text:
             yield cell("setting", column, text=text, of=rows)
 
 
-def made(rows: pd.DataFrame) -> Iterator[str]:
+def commits_by_day(rows: pd.DataFrame) -> Iterator[str]:
     """Each day of measurements with their commits; + for a tree with changes."""
     rows = rows[rows["created"].notna()].sort_values("created")
-    for day, of in rows.groupby(rows["created"].str[:10]):
-        commits = (f"{each[:7]}{'+' if '+' in each else ''}" for each in of["commit"].unique())
+    for day, group in rows.groupby(rows["created"].str[:10]):
+        commits = (f"{each[:7]}{'+' if '+' in each else ''}" for each in group["commit"].unique())
         yield f"{day} at {', '.join(commits)}"
 
 
@@ -102,9 +102,9 @@ def _disturbed(rows: pd.DataFrame) -> Iterator[str]:
     """What disturbed each measurement."""
     rows = rows[rows["disturbed"].notna()]
     names = [name for name in ("benchmark", "scale", "disturbed") if name in rows]
-    for (*name, told), of in rows.groupby(names, sort=False):
-        at = ", ".join(f"{context:,.0f}" for context in sorted(of["context"].unique()))
-        yield f"{' '.join(name)} at T = {at}: {told}"
+    for (*name, disturbance), group in rows.groupby(names, sort=False):
+        at = ", ".join(f"{context:,.0f}" for context in sorted(group["context"].unique()))
+        yield f"{' '.join(name)} at T = {at}: {disturbance}"
 
 
 @table("5", "efficient-relation", "FlashRelation throughput")
@@ -115,7 +115,7 @@ def efficient(steps: pd.DataFrame, precision: Sequence[str]) -> Cells:
     attention. Rates are medians of rounds in which the sides take turns, in processes of their
     own; ratios are those of single rounds, with the 95% interval of their median."""
     rows = steps[steps["benchmark"].isin(["fixed", "matched"])]
-    yield from of_steps(rows, "efficient-relation")
+    yield from step_cells(rows, "efficient-relation")
     for scale, of_scale in rows.groupby("scale", sort=False):
         fixed = of_scale[of_scale["benchmark"] == "fixed"]
         flash, materialised = fixed.query("side == 'full'"), fixed.query("side == 'reference'")
@@ -131,7 +131,7 @@ def efficient(steps: pd.DataFrame, precision: Sequence[str]) -> Cells:
         for backend in other["backend"]:
             name = ATTENTION_NAMES.get(backend, f"MHA, {backend}")
             yield cell(scale, "peers.name", text=name, of=other)
-    yield from conditions(rows, precision)
+    yield from condition_cells(rows, precision)
 
 
 @table("15", "app-prod-fr-fa", "Production throughput and memory")
@@ -145,14 +145,14 @@ def production(
     share of the benchmark's rate, which includes what is lost where several processes share a run,
     or several runs a GPU."""
     rows = steps.query("benchmark == 'matched'")
-    yield from of_steps(rows, "app-prod-fr-fa")
+    yield from step_cells(rows, "app-prod-fr-fa")
     for scale, matched in rows.groupby("scale", sort=False):
         yield from ratio(scale, "ratio", *(matched[matched["side"] == s] for s in ("full", "mha")))
-    for (scale, variant), own in models.groupby(["scale", "variant"], sort=False):
+    for (scale, variant), model in models.groupby(["scale", "variant"], sort=False):
         if variant in PAIRED:
-            yield cell(scale, f"run_micro_ga.{variant}", text=micro_ga(own.iloc[0]), of=own)
+            yield cell(scale, f"run_micro_ga.{variant}", text=micro_ga(model.iloc[0]), of=model)
     yield from run_rates(runs[runs["variant"].isin(PAIRED) & ~runs["further"]], rows)
-    yield from conditions(rows, precision)
+    yield from condition_cells(rows, precision)
 
 
 def _batches(rows: pd.DataFrame) -> list[str]:
@@ -165,15 +165,15 @@ def run_rates(runs: pd.DataFrame, matched: pd.DataFrame) -> Cells:
     runs = runs.assign(row=runs["scale"], column=runs["variant"], batches=_batches(runs))
     runs["value"] = runs["median_tokens_per_second"] / runs["processes"]
     yield from means(runs.assign(column="run_rate." + runs["variant"]))
-    alone = matched.query("status == 'PASS'").drop_duplicates(["scale", "variant"])
-    alone = alone.assign(batches=_batches(alone))
-    shares = runs.merge(alone, on=["scale", "variant"], suffixes=("", "_alone"))
+    benchmark = matched.query("status == 'PASS'").drop_duplicates(["scale", "variant"])
+    benchmark = benchmark.assign(batches=_batches(benchmark))
+    shares = runs.merge(benchmark, on=["scale", "variant"], suffixes=("", "_alone"))
     shares["column"] = "run_share." + shares["variant"]
     shares["value"] /= shares[f"{RATE}_alone"]
-    alike = shares["batches"] == shares["batches_alone"]
-    fair = alike & ~shares["device_alone"].str.contains("cpu", case=False)
-    yield from means(shares[fair])
-    for run in shares[~fair].drop_duplicates(["row", "column"]).itertuples():
+    same_batches = shares["batches"] == shares["batches_alone"]
+    comparable = same_batches & ~shares["device_alone"].str.contains("cpu", case=False)
+    yield from means(shares[comparable])
+    for run in shares[~comparable].drop_duplicates(["row", "column"]).itertuples():
         why = f"micro/GA is {run.batches} in the runs and {run.batches_alone} in the benchmark"
         why = "a CPU's cores are shared otherwise" if run.batches == run.batches_alone else why
         yield cell(run.row, run.column, status="no counterpart", reason=why)
@@ -181,8 +181,8 @@ def run_rates(runs: pd.DataFrame, matched: pd.DataFrame) -> Cells:
         counts = ", ".join(f"{count:.0f}" for count in sorted(of_scale["processes"].unique()))
         yield cell(scale, "processes", text=counts, of=of_scale)
     # Pairs of one seed that as many processes trained.
-    alike = runs.groupby(["scale", "seed"])["processes"].transform("nunique") == 1
-    yield from means(versus(runs[alike], "full", "mha", "run_ratio", operator.truediv))
+    same_batches = runs.groupby(["scale", "seed"])["processes"].transform("nunique") == 1
+    yield from means(versus(runs[same_batches], "full", "mha", "run_ratio", operator.truediv))
 
 
 @table("16", "app-linear-steady", "Linear Relation throughput")
@@ -192,8 +192,8 @@ def linear_steady(steps: pd.DataFrame, precision: Sequence[str]) -> Cells:
     It was timed untrained; where training makes retention forget faster, more chunks take slower
     kernels."""
     rows = steps.query("benchmark == 'linear-steady'")
-    yield from of_steps(rows, "app-linear-steady")
-    yield from conditions(rows, precision)
+    yield from step_cells(rows, "app-linear-steady")
+    yield from condition_cells(rows, precision)
 
 
 @table("17", "app-linear-long", "Linear Relation at long contexts", names=LONG)
@@ -206,5 +206,5 @@ def linear_long(steps: pd.DataFrame, precision: Sequence[str]) -> Cells:
         row = str(int(context)) if str(int(context)) in LONG else f"+{context:.0f}"
         status = ", ".join(dict.fromkeys(of_context["status"]))
         yield cell(row, "status", text=status, of=of_context)
-        yield from of_steps(of_context, "app-linear-long", row)
-    yield from conditions(rows, precision)
+        yield from step_cells(of_context, "app-linear-long", row)
+    yield from condition_cells(rows, precision)

@@ -1,4 +1,4 @@
-"""Variants that the paper has not, less Full Relation: one row as soon as a run is there."""
+"""Variants that the paper has not, less Full Relation: a row for each with a run."""
 
 import pandas as pd
 
@@ -15,13 +15,13 @@ NAMES = {f"{s}/{key}": f"{s}, {one.title}" for s in SCALES for key, one in VARIA
 def other_variants(runs: pd.DataFrame) -> Cells:
     """Variants that the paper has not, beside Full Relation of the same scale: mean final NLL over
     seeds and the mean difference over paired seeds, with 95% intervals."""
-    for (scale, variant), own in runs.groupby(["scale", "variant"], sort=False):
+    for (scale, variant), variant_runs in runs.groupby(["scale", "variant"], sort=False):
         if variant in OF_PAPER:
             continue
         row = f"{scale}/{variant}"
-        yield from means(nll(own.assign(column="nll", row=row), "row", "column"))
+        yield from means(nll(variant_runs.assign(column="nll", row=row), "row", "column"))
         values = nll(runs[runs["scale"] == scale])
-        less = list(means(versus(values, variant, "full", "delta").assign(row=row)))
+        differences = list(means(versus(values, variant, "full", "delta").assign(row=row)))
         why = "no run of Full Relation has one of its seeds"
-        yield from less or [cell(row, "delta", status="not run", reason=why)]
-        yield cell(row, "parameters", float(own["parameters"].iloc[0]), of=own)
+        yield from differences or [cell(row, "delta", status="not run", reason=why)]
+        yield cell(row, "parameters", float(variant_runs["parameters"].iloc[0]), of=variant_runs)
