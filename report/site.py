@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -57,54 +58,51 @@ def build(campaign: plan.Campaign, out: Path, published: bool) -> None:
     work = partial(_shown, out=out, published=published)
     # A process a setting: tables and figures take most of the time.
     with ProcessPoolExecutor(min(len(settings), os.cpu_count() or 1)) as pool:
-        drawn = pool.submit(_study, out, published)
-        found = list((map if len(settings) == 1 else pool.map)(work, settings, planned))
-        sections = drawn.result()
-    of_settings, judged = [each.records for each in found], [each.judged for each in found]
-    cells = pd.concat([each.cells for each in found], ignore_index=True)
+        study_job = pool.submit(_study, out, published)
+        shown = list((map if len(settings) == 1 else pool.map)(work, settings, planned))
+        sections = study_job.result()
+    stored, judged = [each.records for each in shown], [each.judged for each in shown]
+    cells = pd.concat([each.cells for each in shown], ignore_index=True)
     frames = {"cells": cells.assign(by_seed=cells["by_seed"].map(json.dumps))}
     frames["claims"], frames["evidence"] = claims.frames(settings, judged)
     for name, frame in frames.items():
         frame.to_parquet(out / f"{name}.parquet", index=False)
     printed = render.write(tables.EVERY, cells, settings, out, zip(*judged, strict=True))
-    made = ((each.table, render.html(each)) for each in printed)
-    by_claim, miniature = list(map(_claim, zip(*judged, strict=True))), of_settings[0].miniature
-    runs = [each.runs for each in of_settings]
-    apart = overview.difference_rows(settings, runs, cells, miniature)
+    bodies = ((each.table, Markup(render.html(each))) for each in printed)
+    by_claim, miniature = list(map(_claim, zip(*judged, strict=True))), stored[0].miniature
+    systems = (system_records(*each, published) for each in zip(stored, planned, strict=True))
+    runs = [each.runs for each in stored]
+    differences = overview.difference_rows(settings, runs, cells, miniature)
     pages = {
         "claims.html": {"claims": by_claim},
-        "tables.html": {"tables": [(of, Markup(html)) for of, html in made if html.strip()]},
-        "figures.html": {"figures": _pictures(found)},
+        "tables.html": {"tables": [body for body in bodies if body[1].strip()]},
+        "figures.html": {"figures": _pictures(shown)},
         "study.html": {"sections": list(map(_section, sections))},
         "assumptions.html": {"assumptions": assumptions(settings, campaigns)},
         "records.html": {
             "groups": run_groups(settings, published),
-            "systems": [
-                row
-                for each, of in zip(of_settings, planned, strict=True)
-                for row in system_records(each, of, published)
-            ],
+            "systems": list(chain(*systems)),
         },
         "index.html": {
-            "differences": apart,
-            "answer": overview.answer([row["evidence"] for row in apart]),
+            "differences": differences,
+            "answer": overview.answer([row["evidence"] for row in differences]),
             "tuned": next((each.summary for each in sections if each.summary), ""),
             "cost": overview.cost(cells),
             "tally": list(map(overview.tally, judged)),
             "claims": by_claim,
             "miniature": miniature,
             "losses": overview.losses(runs),
-            "missing": missing(of_settings, published),
+            "missing": missing(stored, published),
             # A campaign that was started for some of its scales is made again for these.
             "again": [
-                command(s, published, **({} if published else {"scales": s.scales or of.scales}))
-                for s, of in zip(settings, planned, strict=True)
+                command(s, published, **({} if published else {"scales": s.scales or c.scales}))
+                for s, c in zip(settings, planned, strict=True)
             ],
         },
     }
     pages = {name: content for name, content in pages.items() if any(content.values())}
-    shown = [{"mark": "ABCD"[k], "name": s.name, "title": str(s)} for k, s in enumerate(settings)]
-    _write_pages(pages, out, settings=shown, campaign=campaign)
+    heads = [{"mark": "ABCD"[k], "name": s.name, "title": str(s)} for k, s in enumerate(settings)]
+    _write_pages(pages, out, settings=heads, campaign=campaign)
 
 
 def _root(published: bool) -> Path:
@@ -115,24 +113,24 @@ def _study(out: Path, published: bool) -> list[study.Section]:
     return study.sections(_root(published), out / "figures" / "study") if published else []
 
 
-def _section(of: study.Section) -> dict[str, Any]:
+def _section(section: study.Section) -> dict[str, Any]:
     """What the template shows: differences as places on one axis, with the margin."""
-    table = of.table
+    table = section.table
     if table is not None and "" in table:
-        rows = {k: Evidence.of(each) for k, each in table[""].items() if each is not None}
+        rows = {k: Evidence.of(estimate) for k, estimate in table[""].items() if estimate}
         place = axis(list(rows.values()), study.MARGIN)
         table = table.assign(**{"": [place(rows[k]) if k in rows else None for k in table.index]})
-    return {**vars(of), "table": table}
+    return {**vars(section), "table": table}
 
 
 def _shown(setting: Setting, campaign: plan.Campaign, out: Path, published: bool) -> Shown:
-    found = data.load(setting, published, campaign=campaign)
-    cells = table.cells([found], tables.EVERY)
-    drawn = figures.draw(found, out / "figures" / setting.slug)
-    # What pages list is passed on, without what is long.
-    listed = {"runs", *SYSTEMS}
-    kept = {name: getattr(found, name)[:0] for name in data.FRAMES if name not in listed}
-    return Shown(replace(found, **kept), cells, claims.judge(cells, found), drawn)
+    stored = data.load(setting, published, campaign=campaign)
+    cells = table.cells([stored], tables.EVERY)
+    drawn = figures.draw(stored, out / "figures" / setting.slug)
+    # The pages list runs and systems; the other frames are long and do not leave the process.
+    unlisted = set(data.FRAMES) - {"runs", *SYSTEMS}
+    emptied = {name: getattr(stored, name)[:0] for name in unlisted}
+    return Shown(replace(stored, **emptied), cells, claims.judge(cells, stored), drawn)
 
 
 def _campaign(name: str, published: bool) -> plan.Campaign:
@@ -141,9 +139,9 @@ def _campaign(name: str, published: bool) -> plan.Campaign:
     return plan.load(started if started.exists() and not published else {"campaign": name})
 
 
-def _write_pages(pages: Mapping[str, Mapping[str, Any]], out: Path, **known: Any) -> None:
+def _write_pages(pages: Mapping[str, Mapping[str, Any]], out: Path, **context: Any) -> None:
     """Write the pages in their order, and delete those of an earlier report that are gone."""
-    known |= {
+    context |= {
         "nav": [(name, title) for name, title in PAGES.items() if name in pages],
         "verdicts": VERDICTS,
         "table_numbers": {each.label: each.number for each in tables.EVERY},
@@ -152,59 +150,60 @@ def _write_pages(pages: Mapping[str, Mapping[str, Any]], out: Path, **known: Any
     }
     templates = render.environment()
     for source in ("style.css.j2", "report.js"):
-        text = templates.get_template(source).render(known)
+        text = templates.get_template(source).render(context)
         (out / source.removesuffix(".j2")).write_text(text, encoding="utf-8")
     for name in PAGES.keys() - pages.keys():
         (out / name).unlink(missing_ok=True)
     for name, content in pages.items():
         template = templates.get_template(f"{name}.j2")
-        text = template.render(known, here=name, title=PAGES[name], **content)
+        text = template.render(context, here=name, title=PAGES[name], **content)
         (out / name).write_text(text, encoding="utf-8")
 
 
 def command(
-    of: Setting, published: bool, again: bool = True, targets: Iterable[str] = (), **choice: Any
+    setting: Setting, published: bool, again: bool = True, targets: Iterable[str] = (), **choice
 ) -> str:
-    """What makes again, or for the first time, what is shown: all of it, or the files `targets`.
+    """The command that makes what is shown, again or for the first time: all, or files `targets`.
 
-    targets: below the campaign's folder; choice: what --config chooses beside the setting. Shipped
-    records are made again where nothing shipped counts as done; own ones are forced.
+    targets: below the campaign's folder; choice: what --config chooses beside the setting. For
+    shipped records it tells Snakemake that nothing shipped is done; a user's own it forces.
     """
-    given = {"variations": [of.variation], "scales": of.scales or ()} | choice
-    if "=" in of.variation:  # a one-off change of options
-        given["variations"] = [of.varies] if of.varies else []
-        given["vary"] = [of.variation.replace("+", " ")]
-    files = [f"results/{of.campaign}/{target}" for target in targets]
-    words = [f"campaign={of.campaign}", *([f"corpus={of.corpus}"] if of.corpus else [])]
-    words += [f"{key}={','.join(map(str, value))}" for key, value in given.items() if len(value)]
-    words += ["published=false"] if again and published else []
-    forced = ["--force"] if files else ["-R", "train"]
-    made = ["snakemake", "--cores", "all", *(forced if again and not published else []), *files]
-    return shlex.join([*made, "--config", *words])
+    choices = {"variations": [setting.variation], "scales": setting.scales or ()} | choice
+    if "=" in setting.variation:  # a one-off change of options
+        choices["variations"] = [setting.varies] if setting.varies else []
+        choices["vary"] = [setting.variation.replace("+", " ")]
+    files = [f"results/{setting.campaign}/{target}" for target in targets]
+    config = [f"campaign={setting.campaign}"]
+    config += [f"corpus={setting.corpus}"] if setting.corpus else []
+    config += [f"{key}={','.join(map(str, value))}" for key, value in choices.items() if len(value)]
+    config += ["published=false"] if again and published else []
+    forcing = ["--force"] if files else ["-R", "train"]
+    words = ["snakemake", "--cores", "all", *(forcing if again and not published else []), *files]
+    return shlex.join([*words, "--config", *config])
 
 
 # What did not run, and the other pages.
 
 
-def missing(found: Sequence[Records], published: bool) -> list[dict[str, Any]]:
+def missing(stored: Sequence[Records], published: bool) -> list[dict[str, Any]]:
     """What did not run, by setting, kind and scale, with the command that runs it."""
     rows, campaigns = [], set()
-    for of in found:
-        lacking = of.planned[of.planned["status"] != "ok"]
-        if of.setting.campaign in campaigns:  # its benchmarks are listed once
+    for setting, planned in ((each.setting, each.planned) for each in stored):
+        lacking = planned[planned["status"] != "ok"]
+        if setting.campaign in campaigns:  # its benchmarks are listed once
             lacking = lacking[lacking["kind"].isin(data.RUN_KINDS)]
-        campaigns.add(of.setting.campaign)
+        campaigns.add(setting.campaign)
         for (kind, scale), group in lacking.groupby(["kind", "own_scale"], sort=False):
             choice = {"scales": [scale]} if scale else {}
             if kind in data.RUN_KINDS:
                 choice |= {"seeds": group["seed"].unique(), "variants": group["variant"].unique()}
             again = published and kind != "runs"  # checkpoints are not shipped
-            told = data.counted(len(group), data.KIND_NAMES.get(kind, "benchmark"))
+            count = data.counted(len(group), data.KIND_NAMES.get(kind, "benchmark"))
             row = {
-                "what": f"{of.setting}: {told}{f' at {scale}' if scale else ''}",
+                "what": f"{setting}: {count}{f' at {scale}' if scale else ''}",
                 "names": ", ".join(dict.fromkeys(group["variant"])),
                 "why": "; ".join(dict.fromkeys(filter(None, group["reason"]))),
-                "command": command(of.setting, published, again, **choice),
+                "command": command(setting, published, again, **choice),
             }
             rows.append(row)
     return rows
@@ -215,15 +214,15 @@ def _claim(judged: Sequence[claims.Judged]) -> dict[str, Any]:
 
     forms: the format of a quantity, the same in every setting; quantity: what all evidence is of.
     """
-    every = [row for one in judged for row in one.evidence]
-    evidence = [row for row in every if row.ours is not None]
-    place, units = axis(evidence), {row.quantity: row.unit for row in every}
+    rows = [row for one in judged for row in one.evidence]
+    evidence = [row for row in rows if row.ours is not None]
+    place, units = axis(evidence), {row.quantity: row.unit for row in rows}
     return {
         "claim": judged[0].claim,
         "verdicts": [(one, [(row, place(row)) for row in one.evidence]) for one in judged],
         "quantity": next(iter(units)) if len(units) == 1 else "",
         "units": units,
-        "forms": {name: _form([row for row in every if row.quantity == name]) for name in units},
+        "forms": {name: _form([row for row in rows if row.quantity == name]) for name in units},
         "plotted": bool(evidence and place(evidence[0])),
     }
 
@@ -241,14 +240,14 @@ def _form(rows: Sequence[Evidence]) -> str:
     return f",.{min(max(3 - math.floor(math.log10(largest)), 0), 4)}f"
 
 
-def _pictures(found: Sequence[Shown]) -> list[dict[str, Any]]:
+def _pictures(shown: Sequence[Shown]) -> list[dict[str, Any]]:
     """Each figure with its file in every setting that has it."""
-    shown = []
-    for each in figures.ALL:
-        own = (one.records.setting for one in found if each.name in one.drawn)
-        files = [(str(setting), f"figures/{setting.slug}/{each.name}.svg") for setting in own]
-        shown += [{"drawing": each, "files": files}] if files else []
-    return shown
+    pictures = []
+    for drawing in figures.ALL:
+        settings = [each.records.setting for each in shown if drawing.name in each.drawn]
+        files = [(str(each), f"figures/{each.slug}/{drawing.name}.svg") for each in settings]
+        pictures += [{"drawing": drawing, "files": files}] if files else []
+    return pictures
 
 
 def assumptions(
@@ -257,20 +256,21 @@ def assumptions(
     """Every option of a run with what it means and Full Relation's values by setting and scale."""
     rows, options = [], []
     for setting in settings:
-        of = campaigns[setting.campaign]
-        scales = setting.scales or of.variations[setting.variation].get("scales") or of.scales
-        own = {c: of.options(c, setting.variation, "full") for c in scales}
-        corpora = of.settings["settings"]["corpora"]
-        for each in own.values():
+        campaign = campaigns[setting.campaign]
+        variation = campaign.variations[setting.variation]
+        scales = setting.scales or variation.get("scales") or campaign.scales
+        by_scale = {scale: campaign.options(scale, setting.variation, "full") for scale in scales}
+        corpora = campaign.settings["settings"]["corpora"]
+        for each in by_scale.values():
             each["corpus"] = corpora[each["corpus"]].get("title", each["corpus"])
-        options.append(own)
+        options.append(by_scale)
     for name, field in Options.model_fields.items():
-        values = [{c: _option(o.get(name)) for c, o in of.items()} for of in options]
+        values = [{s: _option(o.get(name)) for s, o in by_scale.items()} for by_scale in options]
         differs = any(
             a[scale] != b[scale] for a in values for b in values for scale in a.keys() & b.keys()
         )
-        told = {"name": name, "about": field.description, "differs": differs, "values": values}
-        rows.append(told)
+        row = {"name": name, "about": field.description, "differs": differs, "values": values}
+        rows.append(row)
     return rows
 
 
@@ -292,20 +292,20 @@ def run_groups(settings: Sequence[Setting], published: bool) -> list[dict[str, A
         runs = records.read(root / name / "runs.parquet", "runs")
         runs = runs.assign(own_scale=runs["scale"], title=runs["variant"].map(data.title))
         runs = runs.assign(anchor=data.anchors(Setting(name), "runs", runs))
-        known = Path("config", f"{name}.yaml").exists()  # else it can be made no more
+        still_planned = Path("config", f"{name}.yaml").exists()  # else it can be made no more
         rows = runs.to_dict("records")
         for row in rows:
             setting = Setting(name, row["variation"], corpus=corpora.get(name))
             choice = {key: [row[key[:-1]]] for key in ("scales", "seeds", "variants")}
             file = "runs/{scale}/{variation}/{variant}/{seed}/run.parquet".format_map(row)
             again = command(setting, published, targets=[file], **choice)
-            row["again"] = again if known else ""
+            row["again"] = again if still_planned else ""
         groups.append({"name": name, "rows": rows})
     return groups
 
 
 def system_records(
-    found: Records, campaign: plan.Campaign, published: bool
+    stored: Records, campaign: plan.Campaign, published: bool
 ) -> list[dict[str, Any]]:
     """Benchmarks, checks and inventories that the tables rest on, a row a record.
 
@@ -314,15 +314,16 @@ def system_records(
     jobs = [*campaign.benchmarks, *campaign.recall, *filter(None, [campaign.check])]
     measured, rows = {job.variation for job in jobs}, []
     for kind in SYSTEMS:
-        for source, group in getattr(found, kind).groupby("source", sort=False):
+        for source, group in getattr(stored, kind).groupby("source", sort=False):
             first = group.iloc[0].fillna("").to_dict()
             file, _, anchor = source.partition("#")
-            named = {"kind": first.get("benchmark", kind), "scale": first.get("own_scale", "")}
-            each = group.assign(kind=named["kind"], scale=named["scale"]).to_dict("records")
-            again = kind in FILES and first["variation"] in measured
-            made = dict.fromkeys(FILES[kind].format_map(one) for one in each if again)
-            again = command(found.setting, published, targets=made, scales=()) if made else ""
-            row = {"setting": str(found.setting), "file": file, "anchor": anchor, "again": again}
+            names = {"kind": first.get("benchmark", kind), "scale": first.get("own_scale", "")}
+            again = ""
+            if kind in FILES and first["variation"] in measured:
+                jobs = group.assign(**names).to_dict("records")
+                targets = dict.fromkeys(FILES[kind].format_map(job) for job in jobs)
+                again = command(stored.setting, published, targets=targets, scales=())
+            row = {"setting": str(stored.setting), "file": file, "anchor": anchor, "again": again}
             row |= {name: first[name] for name in ("device", "commit", "created")}
-            rows.append(row | named | {"count": len(group)})
+            rows.append(row | names | {"count": len(group)})
     return rows
