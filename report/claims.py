@@ -90,11 +90,10 @@ def frames(
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Verdicts and evidence of all settings, a row each."""
     verdicts, evidence = [], []
-    names = ("verdict", "reason", "not_established")
     for setting, judged_claims in zip(settings, judged, strict=True):
         for each in judged_claims:
             key = {"setting": setting.name, "claim": each.claim.number}
-            verdict = {name: getattr(each, name) for name in names}
+            verdict = {n: getattr(each, n) for n in ("verdict", "reason", "not_established")}
             verdicts.append({**key, "text": each.claim.text, **verdict, "rule": each.claim.rule})
             evidence += [{**key, **asdict(row)} for row in each.evidence]
     return pd.DataFrame(verdicts), pd.DataFrame(evidence)
@@ -124,9 +123,7 @@ def claim(
 # Losses and parameters: claims 1 to 5 and 17 (Section 6.1, Appendices C, D, E).
 
 
-def _further_pairs(
-    case: Case, column: str, quantity: str, paper: dict[str, Term]
-) -> Iterator[Evidence]:
+def _further(case: Case, column: str, quantity: str, paper: dict[str, Term]) -> Iterator[Evidence]:
     """The pairs beyond the paper's seeds, beside a claim; no verdict counts them."""
     for scale, term in paper.items():
         row, label = f"{scale}/further", f"{scale}, further pairs"
@@ -144,7 +141,7 @@ def lower_nll(case: Case) -> Iterator[Evidence]:
     for scale, term in terms.items():
         term = term.with_spread(case.seeds("app-nll", scale, "delta"))
         yield compare(scale, quantity, term, below(0))
-    yield from _further_pairs(case, "delta", quantity, terms)
+    yield from _further(case, "delta", quantity, terms)
 
 
 @claim(2, "app-nll")
@@ -167,7 +164,7 @@ def wins(case: Case) -> Iterator[Evidence]:
         direction=len(lost) <= 1 if decided else None, essential=True, asks_size=False,
         note=joined(f"lost: {', '.join(lost)}" if lost else "", *missing),
     )  # fmt: skip
-    yield from _further_pairs(case, "won", "pairs won by Relation", dict.fromkeys(SCALES, Term()))
+    yield from _further(case, "won", "pairs won by Relation", dict.fromkeys(SCALES, Term()))
 
 
 @claim(3, "main-results", "app-token-efficiency", needs=TRAINED)
@@ -186,7 +183,7 @@ def fewer_tokens(case: Case) -> Iterator[Evidence]:
             evidence = replace(evidence, direction=direction, size=None)
             evidence = evidence.noted(f"{never} of {decided} pairs never reach it")
         yield evidence
-    yield from _further_pairs(case, "spared.full", quantity, terms)
+    yield from _further(case, "spared.full", quantity, terms)
 
 
 @claim(4, "structural-ablations", "app-ablation", needs=TRAINED)
@@ -352,7 +349,7 @@ def anchor(case: Case) -> Iterator[Evidence]:
 
 
 def _first_to_most(layers: list[Term]) -> Term:
-    """The first layer over the later one with most, in the paper and here, each its own."""
+    """The first layer over the largest later one, which may be another in the paper than here."""
     ours = max(layers[1:], key=lambda term: term.value or 0)
     return layers[0] / ours.against(max(layers[1:], key=lambda term: term.paper))
 
@@ -372,7 +369,6 @@ def _speeds(
     as_paper: cells that must be the paper's, else the scale is undecided.
     """
     worst = (max if less else min)(terms.values(), key=lambda term: term.paper)
-    # The printed value may be rounded, and equal numbers differ in the last bit.
     bound = worst.paper + (1 if less else -1) * (worst.rounding + LAST_BIT)
     met = below(bound) if less else above(bound)
     for scale, term in terms.items():

@@ -289,16 +289,15 @@ def outcome(evidence: Sequence[Evidence]) -> tuple[str, str, str]:
     rows = [row for row in evidence if not row.beside]
     undecided = [row for row in rows if row.direction is None and row.size is None]
     decided = [row for row in rows if row not in undecided]
-    contrary = [row for row in rows if row.direction is False]
+    failed = [row for row in rows if row.direction is False]
     missed = [row for row in rows if row.size is False]
     unsigned = [row for row in missed if not row.asks_direction]
     notes = joined(*(row.note for row in undecided))
-    if contrary or unsigned:
-        failures = {"the direction does not hold": contrary}
-        failures |= {"the paper's value is not met": unsigned}
-        reason = "; ".join(f"{what}: {_names(those)}" for what, those in failures.items() if those)
-        contested = [row for row in (*contrary, *unsigned) if row.contested]
-        if len(contested) == len(contrary) + len(unsigned):
+    if failed or unsigned:
+        causes = {"the direction does not hold": failed, "the paper's value is not met": unsigned}
+        reason = "; ".join(f"{cause}: {_names(rows)}" for cause, rows in causes.items() if rows)
+        contested = [row for row in (*failed, *unsigned) if row.contested]
+        if len(contested) == len(failed) + len(unsigned):
             return "not reproduced", reason, _names(contested)
         unsure = f" (not established: {_names(contested)})" if contested else ""
         return "not reproduced", reason + unsure, ""  # one that is established is enough
