@@ -235,7 +235,9 @@ def test_the_first_page_compares_pairs_that_chose_nothing_and_any_scale(built: P
     settings = [Setting("books", "nearest"), Setting("mine")]
     cells = pd.read_parquet(built / "cells.parquet")
     rows = overview.difference_rows(settings, [runs, own], cells, miniature=False)
-    shown = [(row["evidence"].label, row["evidence"].n, round(row["evidence"].ours, 4)) for row in rows]
+    shown = [
+        (row["evidence"].label, row["evidence"].n, round(row["evidence"].ours, 4)) for row in rows
+    ]
     assert shown[:2] == [("10M", 28, -0.0363), ("30M", 3, 0.0065)]
     assert shown[-1] == ("1B", 3, 0.0065) and rows[-1]["paper"] is None
 
