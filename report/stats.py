@@ -47,11 +47,11 @@ def _t_interval(value: float, se: float, freedom: float, n: int, sd: float = mat
 
 def mean(values: Sequence[float]) -> Estimate:
     """The mean of values with its t interval, which takes two of them."""
-    given = [float(value) for value in values]
-    if len(given) < 2:
-        return Estimate(*(given or [math.nan]), n=len(given))
-    sd, n = statistics.stdev(given), len(given)
-    return _t_interval(statistics.fmean(given), sd / math.sqrt(n), n - 1, n, sd)
+    sample = [float(value) for value in values]
+    if len(sample) < 2:
+        return Estimate(*(sample or [math.nan]), n=len(sample))
+    sd, n = statistics.stdev(sample), len(sample)
+    return _t_interval(statistics.fmean(sample), sd / math.sqrt(n), n - 1, n, sd)
 
 
 def welch(over: Sequence[float], under: Sequence[float]) -> Estimate:
@@ -67,11 +67,11 @@ def welch(over: Sequence[float], under: Sequence[float]) -> Estimate:
 
 def holm(p: Sequence[float]) -> np.ndarray:
     """Holm's correction of a family's p values, in their order; an unknown one (NaN) stays so."""
-    given = np.asarray(p, dtype=float)
-    order = np.argsort(given, kind="stable")  # NaN last, though any of them may yet be the least
+    values = np.asarray(p, dtype=float)
+    order = np.argsort(values, kind="stable")  # NaN last, though any of them may yet be the least
     factors = np.arange(len(order), 0, -1)
     corrected = np.empty(len(order))
-    corrected[order] = np.minimum(1.0, np.maximum.accumulate(given[order] * factors))
+    corrected[order] = np.minimum(1.0, np.maximum.accumulate(values[order] * factors))
     return corrected
 
 
@@ -80,11 +80,11 @@ def correlation(x: Sequence[float], y: Sequence[float]) -> Estimate:
     n = len(x)
     if n < 3 or min(len(set(x)), len(set(y))) == 1:
         return Estimate(math.nan, n=n)
-    found = scipy.stats.pearsonr(x, y)
-    if n < 4 or abs(found.statistic) == 1:
-        return Estimate(float(found.statistic), n=n)
-    ends = found.confidence_interval()
-    return Estimate(float(found.statistic), float(ends.low), float(ends.high), n)
+    pearson = scipy.stats.pearsonr(x, y)
+    if n < 4 or abs(pearson.statistic) == 1:
+        return Estimate(float(pearson.statistic), n=n)
+    ends = pearson.confidence_interval()
+    return Estimate(float(pearson.statistic), float(ends.low), float(ends.high), n)
 
 
 def smoothed(tokens: Sequence[float], loss: Sequence[float], window: float) -> np.ndarray:
