@@ -158,7 +158,7 @@ def by_anchor(values: pd.DataFrame) -> None:
 
 def main() -> None:
     """Print all of them."""
-    books, open_settings = (records.load(PUBLISHED / name) for name in ("books", "readings"))
+    books, trials = (records.load(PUBLISHED / name) for name in ("books", "readings"))
     campaigns = [plan.load({"campaign": name}) for name in ("books", "anchor")]
     cells([data.load(column) for campaign in campaigns for column in campaign.columns])
     counts()
@@ -169,7 +169,7 @@ def main() -> None:
     lengths(books["lengths"])
     shares = data.recall_shares(books["recall"]).unstack()
     print(shares.to_string(float_format="{:.3f}".format))
-    by_anchor(readings.values(open_settings))
+    by_anchor(readings.values(trials))
     with TemporaryDirectory() as figures:
         for section in study.sections(PUBLISHED, Path(figures)):
             print(section.name, section.summary)

@@ -167,8 +167,8 @@ def prepare(table: Table, cells: pd.DataFrame, settings: Sequence[Setting]) -> P
         groups = list(dict.fromkeys(row.partition("/")[0] for row in rows))
         lines = []
         for row in sorted(rows, key=lambda row: groups.index(row.partition("/")[0])):
-            keys = [(column, (row, column.column)) for column in columns]
-            row_lines = [_line(column, index[key], out) for column, key in keys if key in index]
+            places = [(column, (row, column.column)) for column in columns]
+            row_lines = [_line(column, index[key], out) for column, key in places if key in index]
             scale, label = row.partition("/")[0], table.names.get(row) or row.replace("/", ", ")
             if len(scales[row]) == 1 and scales[row][0] and label.startswith(scale):
                 label = scales[row][0] + label.removeprefix(scale)  # all have one, as 10M-mini

@@ -62,7 +62,7 @@ class Section:
 def sections(published: Path, folder: Path) -> list[Section]:
     """Every section whose rows are in `published`/<campaign>; figures go to `folder` as SVG."""
     folder.mkdir(parents=True, exist_ok=True)
-    books, fair, settings = (records.load(published / n) for n in ("books", "fair", "readings"))
+    books, fair, trials = (records.load(published / n) for n in ("books", "fair", "readings"))
     runs, probes = with_last_loss(fair["runs"], fair["probes"]), fair["probes"]
     steps = pd.concat([fair["steps"], books["steps"]])
     tuned = [*comparison_sections(runs, "primary"), *arm_sections(runs, probes, steps)]
@@ -75,8 +75,8 @@ def sections(published: Path, folder: Path) -> list[Section]:
             *rates(runs, folder),
             answer_section(published.parent, runs, folder),
         ]
-        if len(settings["runs"]):
-            table = readings.draw(readings.values(settings), folder)
+        if len(trials["runs"]):
+            table = readings.draw(readings.values(trials), folder)
             parts += [Section("readings", table, figure=True), Section("anchor", figure=True)]
     return [section for section in parts if section is not None]
 
