@@ -34,16 +34,16 @@ def paper_cells() -> pd.DataFrame:
     return pd.DataFrame([row | {"by_seed": {}} for row in rows])
 
 
-def beyond(table: str, row: str, column: str, **known) -> dict:
+def beyond(table: str, row: str, column: str, **fields) -> dict:
     """A cell that the paper does not print."""
     cell = EMPTY | {"table": table, "row": row, "column": column, "statistic": "value"}
-    return cell | {"paper": None, "paper_value": math.nan, "value": math.nan, "unit": "1"} | known
+    return cell | {"paper": None, "paper_value": math.nan, "value": math.nan, "unit": "1"} | fields
 
 
-def check(check: str, name: str, error: float = 1e-3, **known) -> dict:
+def check(check: str, name: str, error: float = 1e-3, **fields) -> dict:
     row = {"check": check, "name": name, "scale": "", "operator": "definition", "precision": "fp64"}
     row |= {"measure": "largest", "length": 64, "error": error, "allowed": 2e-3, "source": "x#y"}
-    return row | known
+    return row | fields
 
 
 def records(checks=None, variation: str = "base", planned=(), hybrid: int = 31_967_571):
@@ -74,7 +74,7 @@ def judged(cells: pd.DataFrame = PAPER, of=None) -> dict[int, claims.Judged]:
     return {one.claim.number: one for one in claims.judge(cells, of or records())}
 
 
-def changed(table: str, row: str, column: str, value=None, statistic=None, **known) -> pd.DataFrame:
+def changed(table: str, row: str, column: str, value=None, statistic=None, **new) -> pd.DataFrame:
     """The paper's cells with some changed: `value` may be a function of the old one."""
     cells = PAPER.copy()
     at = cells["table"].str.fullmatch(table) & cells["row"].str.fullmatch(row)
@@ -85,8 +85,8 @@ def changed(table: str, row: str, column: str, value=None, statistic=None, **kno
         value = cells.loc[at, "value"].map(value)
     if value is not None:
         cells.loc[at, "value"] = value
-    for name, new in known.items():
-        cells[name] = [new if here else old for here, old in zip(at, cells[name], strict=True)]
+    for name, text in new.items():
+        cells[name] = [text if hit else old for hit, old in zip(at, cells[name], strict=True)]
     return cells
 
 
@@ -94,18 +94,18 @@ def gone(table: str, row: str = ".*", column: str = ".*", status="not run", reas
     return changed(table, row, column, math.nan, text=None, status=status, reason=reason)
 
 
-def with_checks(name: str, **known) -> SimpleNamespace:
+def with_checks(name: str, **fields) -> SimpleNamespace:
     made = records()
-    made.checks.loc[made.checks["name"] == name, list(known)] = list(known.values())
+    made.checks.loc[made.checks["name"] == name, list(fields)] = list(fields.values())
     return made
 
 
 def test_the_papers_own_values_are_reproduced_wherever_the_tables_decide() -> None:
-    found = judged(PAPER[PAPER["table"] != "token-mixing-complexity"], records(checks=[]))
-    assert list(found) == list(range(1, 25))
-    verdicts = {number: one.verdict for number, one in found.items()}
+    by_claim = judged(PAPER[PAPER["table"] != "token-mixing-complexity"], records(checks=[]))
+    assert list(by_claim) == list(range(1, 25))
+    verdicts = {number: one.verdict for number, one in by_claim.items()}
     wanted = {n: "reproduced" if n in TABLES_DECIDE else "not tested" for n in verdicts}
-    assert verdicts == wanted and all(one.reason for one in found.values())
+    assert verdicts == wanted and all(one.reason for one in by_claim.values())
     assert {one.verdict for one in judged().values()} == {"reproduced"}
 
 
@@ -137,8 +137,8 @@ FAILS = {
 
 @pytest.mark.parametrize("number", FAILS)
 def test_a_claim_that_fails_is_not_reproduced(number: int) -> None:
-    found = judged(FAILS[number]())[number]
-    assert found.verdict == "not reproduced" and found.reason and not found.not_established
+    claim = judged(FAILS[number]())[number]
+    assert claim.verdict == "not reproduced" and claim.reason and not claim.not_established
 
 
 @pytest.mark.parametrize(
@@ -154,8 +154,8 @@ def test_another_number_of_parameters_fails() -> None:
     assert judged(of=records(hybrid=31_967_570))[17].verdict == "not reproduced"
     mini = records(hybrid=1234)
     mini.models["d_model"] = 32
-    found = judged(of=mini)[17]
-    assert found.verdict == "not tested" and "d_model is 32, the paper's 480" in found.reason
+    claim = judged(of=mini)[17]
+    assert claim.verdict == "not tested" and "d_model is 32, the paper's 480" in claim.reason
 
 
 SIZES = {
@@ -185,14 +185,15 @@ LACKS = {
 
 @pytest.mark.parametrize("number", LACKS)
 def test_a_claim_that_lacks_a_part_it_needs_is_not_tested(number: int) -> None:
-    found = judged(LACKS[number]())[number]
-    assert found.verdict == "not tested" and "so it was" in found.reason
+    claim = judged(LACKS[number]())[number]
+    assert claim.verdict == "not tested" and "so it was" in claim.reason
 
 
 def test_nothing_that_was_not_made_is_tested() -> None:
-    found = judged(of=records([], planned=[("checks", "the GPU was taken")]))
+    verdicts = judged(of=records([], planned=[("checks", "the GPU was taken")]))
     for number in CHECKED:
-        assert found[number].verdict == "not tested" and "GPU was taken" in found[number].reason
+        claim = verdicts[number]
+        assert claim.verdict == "not tested" and "GPU was taken" in claim.reason
     empty = PAPER.assign(value=math.nan, text=None, status="not run", n=0, reason="not run")
     assert all(one.verdict == "not tested" for n, one in judged(empty).items() if n < 15)
 
@@ -200,8 +201,8 @@ def test_nothing_that_was_not_made_is_tested() -> None:
 def test_only_the_kernel_speaks_for_the_kernel() -> None:
     made = with_checks("Y", operator="tiled")
     made.checks.loc[made.checks["name"] == "dp1", "operator"] = "tiled"
-    found = judged(of=made)[15]
-    assert found.verdict == "not tested" and "not the kernel" in found.reason
+    claim = judged(of=made)[15]
+    assert claim.verdict == "not tested" and "not the kernel" in claim.reason
     made.checks.loc[made.checks["name"] == "dp1", "error"] = 1.0
     assert judged(of=made)[15].verdict == "not reproduced"
 
@@ -211,8 +212,8 @@ def test_only_the_kernel_speaks_for_the_kernel() -> None:
     ("not run", "reproduced", "without 100M: so it was"),
 ])  # fmt: skip
 def test_a_scale_that_failed_is_not_one_that_was_left_out(status, verdict, said) -> None:
-    found = judged(gone("app-nll", "100M/.*", status=status))[1]
-    assert found.verdict == verdict and said in found.reason
+    claim = judged(gone("app-nll", "100M/.*", status=status))[1]
+    assert claim.verdict == verdict and said in claim.reason
 
 
 @pytest.mark.parametrize("drop, lost, verdict", [
@@ -228,9 +229,9 @@ def test_missing_pairs_leave_the_wins_open_only_where_they_matter(drop, lost, ve
     cells.loc[of_pairs, "value"] = -0.1
     cells.loc[of_pairs & cells["row"].isin(lost), "value"] = 0.1
     cells.loc[of_pairs & cells["row"].isin(drop), ["value", "status"]] = [math.nan, "not run"]
-    found = judged(cells)[2]
-    assert found.verdict == verdict
-    assert (found.evidence[0].n, found.evidence[0].ours) == (9 - len(drop), 9 - len(drop + lost))
+    claim = judged(cells)[2]
+    assert claim.verdict == verdict
+    assert (claim.evidence[0].n, claim.evidence[0].ours) == (9 - len(drop), 9 - len(drop + lost))
 
 
 def test_a_loss_that_is_never_reached_spares_no_tokens() -> None:
@@ -250,32 +251,33 @@ def test_other_models_texts_and_devices_test_nothing_of_the_papers() -> None:
     assert short[5].verdict == short[13].verdict == "reproduced"
     assert judged(changed("app-configs", "30M", "data", text="Books"))[17].verdict == "not tested"
     for device, verdict in (("NVIDIA H200", "reproduced"), ("CPU (x86_64)", "not tested")):
-        found = judged(changed(".*", ".*", "device", text=device))
-        assert {found[n].verdict for n in (12, 13, 14)} == {verdict}
-        assert found[21].verdict == "not tested"
+        verdicts = judged(changed(".*", ".*", "device", text=device))
+        assert {verdicts[n].verdict for n in (12, 13, 14)} == {verdict}
+        assert verdicts[21].verdict == "not tested"
 
 
 def test_speed_is_not_tested_at_another_context_or_in_other_batches() -> None:
-    found = judged(changed("efficient-relation", ".*", "fixed.context", 512.0))[12]
-    assert found.verdict == "not tested" and "not 1024" in found.reason
-    found = judged(changed("app-prod-fr-fa", "10M", "micro_ga.mha", text="16/4"))
+    claim = judged(changed("efficient-relation", ".*", "fixed.context", 512.0))[12]
+    assert claim.verdict == "not tested" and "not 1024" in claim.reason
+    verdicts = judged(changed("app-prod-fr-fa", "10M", "micro_ga.mha", text="16/4"))
     for number in (13, 14):
-        assert found[number].verdict == "reproduced" and "16/4, not 32/4" in found[number].reason
+        claim = verdicts[number]
+        assert claim.verdict == "reproduced" and "16/4, not 32/4" in claim.reason
 
 
 def test_flow_of_relation_without_that_of_mha_decides_nothing() -> None:
     cells = gone(INTERNAL, "100M", "l[012]_(self|effrank).(mha|ratio)")
     cells.loc[(cells["row"] == "100M") & (cells["column"] == "l2_exchange.full"), "value"] = 10.0
-    found = judged(cells)
-    assert found[9].verdict == "reproduced" and "MHA of 100M: so it was" in found[9].reason
+    verdicts = judged(cells)
+    assert verdicts[9].verdict == "reproduced" and "MHA of 100M: so it was" in verdicts[9].reason
 
 
 def test_layers_that_chose_a_reading_do_not_test_the_paper() -> None:
-    found = judged(FAILS[8](), records(variation=claims.CHOSEN_VARIATION))
-    chosen = {n for n, one in found.items() if one.verdict == "chose the setting"}
+    verdicts = judged(FAILS[8](), records(variation=claims.CHOSEN_VARIATION))
+    chosen = {n for n, one in verdicts.items() if one.verdict == "chose the setting"}
     assert chosen == {6, 7, 8, 10, 11, 19, 20}
-    assert found[8].reason.endswith("its rule alone would give: not reproduced")
-    assert found[9].verdict == "reproduced"
+    assert verdicts[8].reason.endswith("its rule alone would give: not reproduced")
+    assert verdicts[9].verdict == "reproduced"
 
 
 def pairs(*deltas: float) -> Term:
@@ -305,9 +307,9 @@ def test_differences_are_of_pairs_and_ratios_of_means() -> None:
     assert (over / zero).value is None
 
 
-def row(label: str, direction: bool | None, contested: bool = False, **known) -> Evidence:
-    known = {"asks_size": False} | known
-    return Evidence(label, "NLL", direction=direction, contested=contested, **known)
+def row(label: str, direction: bool | None, contested: bool = False, **fields) -> Evidence:
+    fields = {"asks_size": False} | fields
+    return Evidence(label, "NLL", direction=direction, contested=contested, **fields)
 
 
 @pytest.mark.parametrize("rows, verdict, not_established", [
@@ -334,7 +336,7 @@ def test_rows_beside_a_claim_count_for_nothing() -> None:
         beyond("app-nll", "10M/further", "further.delta", value=0.02, **further),
     ]
     cells = pd.concat([PAPER, pd.DataFrame([{"by_seed": {}} | one for one in more])])
-    found = judged(cells)[1]
-    (beside,) = (one for one in found.evidence if one.beside)
-    assert found.verdict == "reproduced" and beside.label == "10M, further pairs"
+    claim = judged(cells)[1]
+    (beside,) = (one for one in claim.evidence if one.beside)
+    assert claim.verdict == "reproduced" and beside.label == "10M, further pairs"
     assert beside.ours == 0.02 and beside.direction is None and "28 of 28 pairs" in beside.note

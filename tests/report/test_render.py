@@ -55,11 +55,11 @@ def test_a_setting_without_a_value_is_a_line_and_no_column(cells) -> None:
 
 def test_csv_holds_every_cell_of_every_setting(cells, tmp_path) -> None:
     render.write(tables.EVERY, cells, [A], tmp_path)
-    found = pd.read_csv(tmp_path / "tables" / "main-results.csv")
-    assert set(found["setting"]) == {A.name, B.name}
-    assert {"n", "sd", "low", "high", "reason", "sources", "paper", "difference"} <= set(found)
-    assert len(found) == (cells["table"] == "main-results").sum()
-    assert found[found["status"] != "ok"]["reason"].notna().all()
+    written = pd.read_csv(tmp_path / "tables" / "main-results.csv")
+    assert set(written["setting"]) == {A.name, B.name}
+    assert {"n", "sd", "low", "high", "reason", "sources", "paper", "difference"} <= set(written)
+    assert len(written) == (cells["table"] == "main-results").sum()
+    assert written[written["status"] != "ok"]["reason"].notna().all()
 
 
 def test_tables_tex_reads_the_seventeen_tables_and_typesets(cells, tmp_path) -> None:

@@ -53,12 +53,12 @@ class Page(HTMLParser):
         self.feed(path.read_text(encoding="utf-8"))
 
     def handle_starttag(self, tag: str, attrs: list) -> None:
-        given = dict(attrs)
-        self.links += [given[name] for name in ("href", "src") if given.get(name)]
-        self.ids += [given["id"]] if "id" in given else []
-        self.commands += [given["data-copy"]] if "data-copy" in given else []
+        attributes = dict(attrs)
+        self.links += [attributes[name] for name in ("href", "src") if attributes.get(name)]
+        self.ids += [attributes["id"]] if "id" in attributes else []
+        self.commands += [attributes["data-copy"]] if "data-copy" in attributes else []
         if tag == "img":
-            self.labels.append(given.get("alt"))
+            self.labels.append(attributes.get("alt"))
 
 
 def pages(folder: Path) -> dict[str, Page]:
@@ -66,8 +66,8 @@ def pages(folder: Path) -> dict[str, Page]:
 
 
 def test_every_link_leads_somewhere_and_nothing_comes_from_outside(built: Path) -> None:
-    found = pages(built)
-    for name, page in found.items():
+    parsed = pages(built)
+    for name, page in parsed.items():
         for link in page.links:
             assert not re.match(r"[a-z]+:(?!,)", link), (name, link)
             file, _, anchor = unquote(link).partition("#")
@@ -75,7 +75,7 @@ def test_every_link_leads_somewhere_and_nothing_comes_from_outside(built: Path) 
                 continue
             assert (built / (file or name)).exists(), (name, link)
             if anchor and anchor != "content":
-                assert anchor in found[file or name].ids, (name, link)
+                assert anchor in parsed[file or name].ids, (name, link)
         assert all(page.labels) and len(set(page.ids)) == len(page.ids), name
     text = (built / "style.css").read_text() + (built / "report.js").read_text()
     assert "url(" not in text and "http" not in text and "{{" not in text
@@ -154,13 +154,13 @@ def test_verdicts_and_cells_lie_beside_the_pages(built: Path) -> None:
 
 
 def test_the_first_page_says_where_relation_is_surely_better() -> None:
-    known = {"unit": "nat/token", "n": 28}
-    sure = Evidence("10M", "One", ours=-0.0363, low=-0.0477, high=-0.0249, **known)
-    open_ = Evidence("30M", "One", ours=0.0065, low=-0.0461, high=0.0591, **known)
-    alone = Evidence("100M", "One", ours=-0.01, **known)
-    told = overview.answer([sure, open_, alone])
-    assert "1 of 3" in told and "0.0363 nat/token (95% 0.0249 to 0.0477, 28 pairs)" in told
-    assert "10M, One" in told and "No difference is established in 2 of 3." in told
+    fields = {"unit": "nat/token", "n": 28}
+    sure = Evidence("10M", "One", ours=-0.0363, low=-0.0477, high=-0.0249, **fields)
+    open_ = Evidence("30M", "One", ours=0.0065, low=-0.0461, high=0.0591, **fields)
+    alone = Evidence("100M", "One", ours=-0.01, **fields)
+    text = overview.answer([sure, open_, alone])
+    assert "1 of 3" in text and "0.0363 nat/token (95% 0.0249 to 0.0477, 28 pairs)" in text
+    assert "10M, One" in text and "No difference is established in 2 of 3." in text
 
 
 def test_costs_stand_in_the_order_of_the_scales() -> None:
@@ -231,10 +231,10 @@ def test_pages_link_back_to_the_documentation_in_the_site_alone(built: Path, tmp
 
 def test_the_first_page_compares_pairs_that_chose_nothing_and_any_scale(built: Path) -> None:
     runs = load("books", "nearest").runs
-    own = runs[runs["scale"] == "30M"].assign(scale="1B", own_scale="1B")
+    mine = runs[runs["scale"] == "30M"].assign(scale="1B", own_scale="1B")
     settings = [Setting("books", "nearest"), Setting("mine")]
     cells = pd.read_parquet(built / "cells.parquet")
-    rows = overview.difference_rows(settings, [runs, own], cells, miniature=False)
+    rows = overview.difference_rows(settings, [runs, mine], cells, miniature=False)
     shown = [
         (row["evidence"].label, row["evidence"].n, round(row["evidence"].ours, 4)) for row in rows
     ]
@@ -243,8 +243,8 @@ def test_the_first_page_compares_pairs_that_chose_nothing_and_any_scale(built: P
 
 
 def test_seeds_that_a_variation_plans_are_not_further():
-    own = load(CAMPAIGN, "scaled-sd-0.02").runs
-    assert {143, 144} <= set(own["seed"]) and not own["further"].any()
+    runs = load(CAMPAIGN, "scaled-sd-0.02").runs
+    assert {143, 144} <= set(runs["seed"]) and not runs["further"].any()
     nearest = load("books", "nearest").runs.query("scale == '10M'")
     assert set(nearest.loc[~nearest["further"], "seed"]) == {42, 43, 44}
     assert nearest["further"].any()

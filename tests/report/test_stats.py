@@ -13,21 +13,21 @@ A, B = [3.1, 2.9, 3.4, 3.3], [2.7, 2.8, 2.6]
 
 
 def test_mean_has_the_t_interval_of_its_sample() -> None:
-    found = stats.mean(A)
+    mean = stats.mean(A)
     ends = scipy.stats.t.interval(0.95, 3, np.mean(A), scipy.stats.sem(A))
-    assert (found.low, found.high) == pytest.approx(ends)
-    assert (found.n, found.sd) == (4, pytest.approx(np.std(A, ddof=1)))
-    assert found.p == pytest.approx(scipy.stats.ttest_1samp(A, 0).pvalue)
+    assert (mean.low, mean.high) == pytest.approx(ends)
+    assert (mean.n, mean.sd) == (4, pytest.approx(np.std(A, ddof=1)))
+    assert mean.p == pytest.approx(scipy.stats.ttest_1samp(A, 0).pvalue)
     alone = stats.mean([2.0])
     assert (alone.value, alone.n) == (2.0, 1) and math.isnan(alone.low)
 
 
 def test_welch_is_that_of_scipy() -> None:
-    found = stats.welch(A, B)
+    difference = stats.welch(A, B)
     theirs = scipy.stats.ttest_ind(A, B, equal_var=False)
     ends = theirs.confidence_interval()
-    assert (found.low, found.high) == pytest.approx((ends.low, ends.high))
-    assert found.p == pytest.approx(theirs.pvalue)
+    assert (difference.low, difference.high) == pytest.approx((ends.low, ends.high))
+    assert difference.p == pytest.approx(theirs.pvalue)
 
 
 @pytest.mark.parametrize("value, equal", [(0.0, True), (0.009, False), (-0.02, False)])
@@ -59,8 +59,8 @@ def test_correlation_has_fishers_interval_from_four_pairs_on() -> None:
 
 def test_smoothing_weighs_updates_by_their_tokens_in_the_window() -> None:
     # Updates of 10, 10 and a partial one of 5 tokens; the window of 12 cuts an update.
-    found = stats.smoothed([10, 20, 25], [4.0, 2.0, 1.0], 12)
-    assert found == pytest.approx([4.0, (2 * 4 + 10 * 2) / 12, (7 * 2 + 5 * 1) / 12])
+    smoothed = stats.smoothed([10, 20, 25], [4.0, 2.0, 1.0], 12)
+    assert smoothed == pytest.approx([4.0, (2 * 4 + 10 * 2) / 12, (7 * 2 + 5 * 1) / 12])
     assert "must be positive" in refusal(lambda: stats.smoothed([1], [1.0], 0))
 
 
@@ -73,8 +73,8 @@ def test_crossing_interpolates_and_takes_the_first() -> None:
 
 def test_median_interval_is_of_order_statistics() -> None:
     values = [8.0, 1.0, 7.0, 2.0, 6.0, 3.0, 5.0, 4.0]
-    found = stats.median(values)
-    assert (found.value, found.low, found.high) == (4.5, 1.0, 8.0)
+    median = stats.median(values)
+    assert (median.value, median.low, median.high) == (4.5, 1.0, 8.0)
     # P(Binomial(8, 1/2) = 0) is 0.4% on either side.
     assert math.isnan(stats.median(values[:5]).low)
 

@@ -20,11 +20,11 @@ def no_probes(*rows):
 
 
 def run(variant, seed, nll, variation="tuned", scale="10M", rate=1e-3):
-    known = {"parameters": 10_000_000, "validation_tokens": 100, "validation_characters": 400}
-    known |= {"corpus_fingerprint": "x", "vocabulary": 4096}
+    fields = {"parameters": 10_000_000, "validation_tokens": 100, "validation_characters": 400}
+    fields |= {"corpus_fingerprint": "x", "vocabulary": 4096}
     key = {"scale": scale, "variation": variation, "variant": variant, "seed": seed}
-    known |= {"backend": "cudnn" if variant == "mha" else "flash", "learning_rate": rate}
-    return key | known | {"final_nll": nll}
+    fields |= {"backend": "cudnn" if variant == "mha" else "flash", "learning_rate": rate}
+    return key | fields | {"final_nll": nll}
 
 
 def runs_at(rates, seeds, nll, scale="10M"):
@@ -39,8 +39,8 @@ def best_rate(runs):
 
 def test_a_quadratic_gives_its_minimum():
     runs = runs_at(RATES, (1, 2, 3, 4), lambda rate, _: 3 + np.log(rate / 1.2e-3) ** 2)
-    found = study.best_rate(study.with_last_loss(runs, no_probes()))
-    assert found == (pytest.approx(1.2e-3), pytest.approx(3))
+    best = study.best_rate(study.with_last_loss(runs, no_probes()))
+    assert best == (pytest.approx(1.2e-3), pytest.approx(3))
 
 
 def test_the_minimum_stays_between_the_neighbours():
@@ -96,8 +96,8 @@ def fair_runs(deviation=0.001, primary=20, **shifts):
 
 def both_tables(runs):
     """The tables of the two families of comparisons, by comparison."""
-    found = {name: study.comparison_sections(runs, name) for name in ("primary", "beside-mha")}
-    return {name: one.table.set_index("comparison") for name, (one,) in found.items()}
+    sections = {name: study.comparison_sections(runs, name) for name in ("primary", "beside-mha")}
+    return {name: section.table.set_index("comparison") for name, (section,) in sections.items()}
 
 
 def test_planted_differences_and_equivalence_get_their_verdicts():
@@ -125,8 +125,10 @@ def test_no_verdict_before_all_seeds_and_the_search_stays_until_every_arm_has_fr
     assert list(rest["verdict"]) == ["open: 8 of its family lack seeds"]
     fresh, search = study.with_summary(study.arm_sections(runs, no_probes(), no_steps()), runs)
     assert len(fresh.table) == 2 and len(search.table) == 3 and not search.summary
-    told = f"{study.minus('full-gate', 'mha')}: −0.1000"  # the search's best, and of the fresh one
-    assert told in fresh.summary and "So far" in fresh.summary
+    sentence = (
+        f"{study.minus('full-gate', 'mha')}: −0.1000"  # the search's best, and of the fresh one
+    )
+    assert sentence in fresh.summary and "So far" in fresh.summary
     assert fresh.summary.endswith("on 40 seeds, open: 40 of 48 seeds.")
 
 
@@ -145,9 +147,9 @@ def test_a_p_before_all_seeds_decides_nothing_of_its_family():
 
 def test_holm_corrects_over_all_arms_though_few_have_run():
     runs = study.with_last_loss(fair_runs(0.01, mha=0, full=-0.01), no_probes())
-    found = study.comparison_table(runs).set_index("family").loc["beside-mha"]
+    table = study.comparison_table(runs).set_index("family").loc["beside-mha"]
     alone = study.compare_arms(study.runs_of(runs, "10M"), "full", "mha", 216).welch
-    assert found["p"] == pytest.approx(9 * alone.p) and alone.n == 16
+    assert table["p"] == pytest.approx(9 * alone.p) and alone.n == 16
 
 
 def test_a_run_that_stopped_enters_with_its_last_finite_loss():
@@ -244,10 +246,10 @@ def test_an_arm_whose_rates_are_open_is_no_winner(tmp_path):
 
 
 def test_an_arm_has_its_speed_and_the_time_to_mhas_loss_or_says_why_not():
-    known = ("matched", "10M")
+    key = ("matched", "10M")
     steps = no_steps(
-        (*known, "mha", "cudnn", "PASS", "a", False, [100.0] * 8, 1e6),
-        (*known, "full", "flash", "PASS", "a", False, [90.0] * 8, 0.9e6),
+        (*key, "mha", "cudnn", "PASS", "a", False, [100.0] * 8, 1e6),
+        (*key, "full", "flash", "PASS", "a", False, [90.0] * 8, 0.9e6),
     )
     probes = curves(full=(0, 0, -1.0), **{"full-gate": (0, 0, 0.1)})
     runs = study.with_last_loss(fair_runs(mha=0, full=-0.05, **{"full-gate": 0.1}), no_probes())

@@ -21,10 +21,10 @@ def frame(kind: str, rows: list[dict] = ()) -> pd.DataFrame:
     """Rows of a kind with every column, and what loading adds."""
     layout = stored.KINDS[kind]
     full = [{name: row.get(name) for name in layout.names} for row in rows]
-    found = pa.Table.from_pylist(full, layout).to_pandas()
-    scales = found.get("scale", "")
-    return found.assign(
-        source=f"{kind}.parquet#" + pd.Series(scales, found.index), own_scale=scales
+    loaded = pa.Table.from_pylist(full, layout).to_pandas()
+    scales = loaded.get("scale", "")
+    return loaded.assign(
+        source=f"{kind}.parquet#" + pd.Series(scales, loaded.index), own_scale=scales
     )
 
 
@@ -37,15 +37,15 @@ def records(planned: list[tuple] = (), **frames: list[dict]) -> Records:
     return Records(setting=Setting("made"), planned=rows, precision=["bf16"], **made)
 
 
-def run(scale: str, variant: str, seed: int, nll: float, **known) -> dict:
+def run(scale: str, variant: str, seed: int, nll: float, **fields) -> dict:
     of = {"scale": scale, "variant": variant, "seed": seed, "final_nll": nll, "backend": "flash"}
-    return of | {"parameters": 1000, "budget_tokens": BUDGET[scale], "epochs": 1.5} | known
+    return of | {"parameters": 1000, "budget_tokens": BUDGET[scale], "epochs": 1.5} | fields
 
 
-def cells(name: str, made: Records) -> pd.DataFrame:
+def cells_of(name: str, made: Records) -> pd.DataFrame:
     """Cells of one table by row, column and statistic."""
-    found = next(each for each in tables.EVERY if each.label == name)
-    return table.table_cells(found, made).set_index(paper.KEY)
+    declared = next(each for each in tables.EVERY if each.label == name)
+    return table.table_cells(declared, made).set_index(paper.KEY)
 
 
 def paper_runs() -> list[dict]:
@@ -71,8 +71,8 @@ def paper_runs() -> list[dict]:
     "name", ["main-results", "app-nll", "structural-ablations", "app-ablation", "app-hybrid"]
 )
 def test_the_papers_seeds_give_its_means_deviations_and_differences(name: str) -> None:
-    found = cells(name, records(runs=paper_runs())).reset_index()
-    losses = found[(found["unit"] == "nat/token") & found["paper"].notna()]
+    cells = cells_of(name, records(runs=paper_runs())).reset_index()
+    losses = cells[(cells["unit"] == "nat/token") & cells["paper"].notna()]
     assert len(losses) > 3
     for one in losses.to_dict("records"):
         digits = len(one["paper"].partition(".")[2])
@@ -88,39 +88,39 @@ def test_the_papers_layers_give_its_table_of_internal_organization() -> None:
         if variant in ("mha", "full"):
             metric = {"self": "self_flow", "effrank": "effective_rank"}[column]
             value = row["paper_value"] * paper.UNITS[row["unit"]]
-            known = {"layer": int(layer), "head": 0, "count": 8, "length": 1024, "metric": metric}
+            fields = {"layer": int(layer), "head": 0, "count": 8, "length": 1024, "metric": metric}
             of = {"scale": scale, "variant": variant, "value": value}
-            flow += [of | known | {"seed": seed} for seed in SEEDS]
+            flow += [of | fields | {"seed": seed} for seed in SEEDS]
     made = records(flow=flow)
-    found = cells("relation_internal", made)
+    cells = cells_of("relation_internal", made)
     for scale in SCALES:
         for column in ("l0_self.mha", "l0_self.full", "l0_effrank.full", "l1_self.full"):
-            one = found.loc[(scale, column, "value")]
+            one = cells.loc[(scale, column, "value")]
             assert one["value"] == pytest.approx(one["paper_value"], abs=0.05)
-    layers = cells("app-structural-layerwise", made)
+    layers = cells_of("app-structural-layerwise", made)
     ratio = layers.loc[("10M/L0", "effrank.ratio", "value")]
     assert ratio["value"] == pytest.approx(ratio["paper_value"], abs=0.01)
     assert layers.loc[("10M", "flow_length", "value"), "value"] == 1024
 
 
 def test_flow_pools_heads_by_count_and_layers_by_count() -> None:
-    known = {"scale": "10M", "variant": "full", "seed": 42, "metric": "self_flow", "length": 64}
+    fields = {"scale": "10M", "variant": "full", "seed": 42, "metric": "self_flow", "length": 64}
     flow = [
-        known | {"layer": layer, "head": head, "count": count, "value": value}
+        fields | {"layer": layer, "head": head, "count": count, "value": value}
         for layer, head, count, value in [(2, 0, 1, 0.1), (2, 1, 3, 0.3), (3, 0, 4, 0.6)]
     ]
-    found = cells("relation_internal", records(flow=flow))
-    deep = found.loc[("10M", "l2_self.full", "value"), "value"]
+    cells = cells_of("relation_internal", records(flow=flow))
+    deep = cells.loc[("10M", "l2_self.full", "value"), "value"]
     assert deep == pytest.approx(100 * (0.1 + 0.9 + 2.4) / 8)
 
 
 def test_every_value_of_the_paper_has_a_cell_with_a_value_or_a_reason() -> None:
     made = records()
     for each in tables.PAPER:
-        found = table.table_cells(each, made)
+        cells = table.table_cells(each, made)
         printed = set(map(tuple, paper.load(each.label)[paper.KEY].to_numpy()))
-        assert printed <= set(map(tuple, found[paper.KEY].to_numpy())), each.label
-        assert (found["status"] != "ok").all() and (found["reason"] != "").all(), each.label
+        assert printed <= set(map(tuple, cells[paper.KEY].to_numpy())), each.label
+        assert (cells["status"] != "ok").all() and (cells["reason"] != "").all(), each.label
     assert [each.number for each in tables.PAPER] == [str(n) for n in range(1, 18)]
 
 
@@ -128,7 +128,7 @@ def test_a_column_that_the_table_lacks_is_refused(tmp_path, monkeypatch) -> None
     text = (paper.FOLDER / "app-hybrid.csv").read_text()
     (tmp_path / "app-hybrid.csv").write_text(text + "42,loss,value,1.2,nat/token\n")
     monkeypatch.setattr(paper, "load", lambda label, load=paper.load: load(label, tmp_path))
-    assert "42, loss, value" in refusal(lambda: cells("app-hybrid", records()))
+    assert "42, loss, value" in refusal(lambda: cells_of("app-hybrid", records()))
 
 
 def test_a_wrong_line_of_the_papers_values_is_named(tmp_path) -> None:
@@ -147,31 +147,32 @@ PLAN = [wanted(variant, seed) for variant in ("mha", "full") for seed in SEEDS]
 
 
 def test_gaps_say_what_is_planned_and_why_it_is_not_there() -> None:
-    found = cells("main-results", records(PLAN))
-    mean = found.loc[("10M", "mha_nll", "mean")]
+    cells = cells_of("main-results", records(PLAN))
+    mean = cells.loc[("10M", "mha_nll", "mean")]
     assert (mean["status"], mean["reason"]) == ("not run", "no run of it is there")
-    assert found.loc[("30M", "delta", "value"), "reason"] == "30M is not part of this setting"
+    assert cells.loc[("30M", "delta", "value"), "reason"] == "30M is not part of this setting"
     failed = PLAN[:3] + [wanted("full", seed, "oom", "CUDA out of memory") for seed in SEEDS]
-    found = cells("app-nll", records(failed))
-    one = found.loc[("10M/43", "full", "value")]
+    cells = cells_of("app-nll", records(failed))
+    one = cells.loc[("10M/43", "full", "value")]
     assert (one["status"], one["reason"]) == ("oom", "no run of it is there; CUDA out of memory")
-    assert found.loc[("10M/43", "mha", "value"), "status"] == "not run"
-    assert found.loc[("10M/43", "delta", "value"), "status"] == "oom"
+    assert cells.loc[("10M/43", "mha", "value"), "status"] == "not run"
+    assert cells.loc[("10M/43", "delta", "value"), "status"] == "oom"
 
 
 def test_a_mean_names_the_seeds_that_it_lacks_and_those_that_diverged() -> None:
     runs = [run("10M", v, s, 3.0) for v in ("mha", "full") for s in SEEDS[:2]]
     runs += [run("10M", "mha", 44, 3.3), run("10M", "full", 44, math.nan)]
     losses = logs("10M", 44, FALLING, [*FALLING[:-1], math.nan])
-    found = cells("app-nll", records(runs=runs, losses=losses))
-    mean = found.loc[("10M/mean", "full", "mean")]
+    cells = cells_of("app-nll", records(runs=runs, losses=losses))
+    mean = cells.loc[("10M/mean", "full", "mean")]
     assert (mean["n"], mean["reason"]) == (2, "diverged: seeds 44")
-    alone = found.loc[("10M/44", "full", "value")]
+    alone = cells.loc[("10M/44", "full", "value")]
     assert (alone["status"], alone["n"]) == ("diverged", 0)
-    without = cells("app-nll", records(runs=[r for r in runs if r["final_nll"] == r["final_nll"]]))
+    ended = [each for each in runs if not math.isnan(each["final_nll"])]
+    without = cells_of("app-nll", records(runs=ended))
     delta = without.loc[("10M/mean", "delta", "value")]
     assert (delta["n"], delta["reason"]) == (2, "seeds without a value: 44")
-    one = cells("app-nll", records(runs=runs[:1]))
+    one = cells_of("app-nll", records(runs=runs[:1]))
     assert one.loc[("10M/mean", "mha", "mean"), "value"] == 3.0
     assert one.loc[("10M/mean", "mha", "sd"), "status"] == "undetermined"
 
@@ -191,25 +192,25 @@ def pairs_of(differences: list[float], scale: str = "10M") -> list[dict]:
     ],
 )
 def test_agreement_is_marked_where_no_effect_would_fail_it(differences, agrees) -> None:
-    found = cells("main-results", records(runs=pairs_of(differences)))
-    assert found.loc[("10M", "delta", "value"), "agrees"] is agrees
-    assert found.loc[("10M", "mha_nll", "mean"), "agrees"] is None
+    cells = cells_of("main-results", records(runs=pairs_of(differences)))
+    assert cells.loc[("10M", "delta", "value"), "agrees"] is agrees
+    assert cells.loc[("10M", "mha_nll", "mean"), "agrees"] is None
 
 
 def test_no_seed_of_ours_is_set_against_the_papers_seed_of_its_number() -> None:
     for name in ("app-nll", "app-ablation", "app-hybrid"):
-        found = cells(name, records(runs=paper_runs())).reset_index()
-        of_seed = found["row"].str.contains(r"(?:^|/)4\d$") | found["column"].str.contains("seed_")
-        assert of_seed.any() and found[of_seed]["paper"].notna().any()
-        assert found[of_seed]["difference"].isna().all()
-        assert found[of_seed]["agrees"].isna().all()
-        assert found[~of_seed & found["paper"].notna()]["difference"].notna().any()
+        cells = cells_of(name, records(runs=paper_runs())).reset_index()
+        of_seed = cells["row"].str.contains(r"(?:^|/)4\d$") | cells["column"].str.contains("seed_")
+        assert of_seed.any() and cells[of_seed]["paper"].notna().any()
+        assert cells[of_seed]["difference"].isna().all()
+        assert cells[of_seed]["agrees"].isna().all()
+        assert cells[~of_seed & cells["paper"].notna()]["difference"].notna().any()
 
 
 def test_nothing_of_a_miniature_is_set_against_the_paper() -> None:
     made = records(runs=pairs_of([0.1, 0.2, 0.3]))
     mini = replace(made, runs=made.runs.assign(own_scale="10M-mini"))
-    assert cells("main-results", mini)["difference"].isna().all()
+    assert cells_of("main-results", mini)["difference"].isna().all()
 
 
 def logs(scale: str, seed: int, mha: list[float], full: list[float]) -> list[dict]:
@@ -230,18 +231,18 @@ def test_token_efficiency_of_a_pair_by_hand() -> None:
     runs = [run("10M", v, s, 3.0) for v in ("mha", "full") for s in (42, 43)]
     losses = logs("10M", 42, FALLING, earlier) + logs("10M", 43, FALLING, [11.0] * 10)
     made = records(runs=runs, losses=losses)
-    found = cells("app-token-efficiency", made)
-    assert found.loc[("10M/42", "target", "value"), "value"] == 1.0
-    assert found.loc[("10M/42", "crossing", "value"), "value"] == pytest.approx(900e-6)  # M tokens
-    assert found.loc[("10M/42", "reduction", "value"), "value"] == pytest.approx(10.0)
-    assert found.loc[("10M/42", "own_reduction", "value"), "value"] == pytest.approx(0.0)
-    assert found.loc[("10M/42", "end_gap", "value"), "value"] == pytest.approx(-1.0)
-    never = found.loc[("10M/43", "crossing", "value")]
+    cells = cells_of("app-token-efficiency", made)
+    assert cells.loc[("10M/42", "target", "value"), "value"] == 1.0
+    assert cells.loc[("10M/42", "crossing", "value"), "value"] == pytest.approx(900e-6)  # M tokens
+    assert cells.loc[("10M/42", "reduction", "value"), "value"] == pytest.approx(10.0)
+    assert cells.loc[("10M/42", "own_reduction", "value"), "value"] == pytest.approx(0.0)
+    assert cells.loc[("10M/42", "end_gap", "value"), "value"] == pytest.approx(-1.0)
+    never = cells.loc[("10M/43", "crossing", "value")]
     assert (never["status"], never["n"]) == ("not reached", 0)
-    mean = cells("main-results", made).loc[("10M", "token_reduction", "mean")]
+    mean = cells_of("main-results", made).loc[("10M", "token_reduction", "mean")]
     assert (mean["value"], mean["n"]) == (pytest.approx(10.0), 1)
     only = records(runs=[r for r in runs if r["seed"] == 43], losses=losses)
-    reduction = cells("main-results", only).loc[("10M", "token_reduction", "mean")]
+    reduction = cells_of("main-results", only).loc[("10M", "token_reduction", "mean")]
     assert reduction["status"] == "not reached"
 
 
@@ -252,26 +253,26 @@ def test_further_pairs_stand_apart_and_those_that_never_reach_count_as_none() ->
         "10M", 46, FALLING, [11.0] * 10
     )
     planned = [wanted(v, s, "ok") for v in ("mha", "full") for s in (45, 46, 47)]
-    found = cells("app-nll", records(planned, runs=runs, losses=losses)).loc["10M/further"]
+    cells = cells_of("app-nll", records(planned, runs=runs, losses=losses)).loc["10M/further"]
 
     def value(column: str) -> float:
-        return found.loc[(f"further.{column}", "value"), "value"]
+        return cells.loc[(f"further.{column}", "value"), "value"]
 
     assert (value("pairs"), value("planned"), value("won")) == (2, 3, 2)
-    assert found.loc[("further.pairs", "value"), "reason"] == "seeds without a pair: 47"
+    assert cells.loc[("further.pairs", "value"), "reason"] == "seeds without a pair: 47"
     assert value("delta") == pytest.approx(-0.15)
     assert (value("reached"), value("spared.full")) == (1, pytest.approx(5.0))
-    matrix = cells("app-nll", records(planned, runs=runs, losses=losses))
+    matrix = cells_of("app-nll", records(planned, runs=runs, losses=losses))
     assert matrix.loc[("10M/mean", "delta", "value"), "status"] == "not run"
     assert "10M/45" not in matrix.index.get_level_values("row")
 
 
-def side(name: str, variant: str, samples: list[float], **known) -> dict:
+def side(name: str, variant: str, samples: list[float], **fields) -> dict:
     row = {"benchmark": "matched", "scale": "10M", "side": name, "variant": variant}
     row |= {"backend": "flash", "context": 1024, "micro": 32, "accumulation": 4, "alone": False}
     row |= {"status": "PASS", "tokens_per_second": samples[len(samples) // 2], "samples": samples}
     row |= {"device": "NVIDIA H200", "kernels": ["void ns::flash<int>(a)"], "allocated_gib": 5.0}
-    return row | known
+    return row | fields
 
 
 def test_a_ratio_is_taken_round_by_round() -> None:
@@ -279,13 +280,13 @@ def test_a_ratio_is_taken_round_by_round() -> None:
         side("mha", "mha", [100.0, 200.0, 300.0, 400.0, 500.0, 600.0]),
         side("full", "full", [110.0, 220.0, 330.0, 440.0, 550.0, 660.0]),
     ]
-    found = cells("efficient-relation", records(steps=steps))
-    ratio = found.loc[("10M", "matched.ratio", "value")]
+    cells = cells_of("efficient-relation", records(steps=steps))
+    ratio = cells.loc[("10M", "matched.ratio", "value")]
     assert (ratio["value"], ratio["low"], ratio["n"]) == pytest.approx((1.1, 1.1, 6))
-    assert found.loc[("10M", "fixed.flash", "value"), "status"] == "not run"
-    assert found.loc[("setting", "device", "value"), "text"] == "NVIDIA H200"
-    assert found.loc[("setting", "sides", "value"), "text"] == "mha, full on flash"
-    assert ("setting", "measured", "value") not in found.index
+    assert cells.loc[("10M", "fixed.flash", "value"), "status"] == "not run"
+    assert cells.loc[("setting", "device", "value"), "text"] == "NVIDIA H200"
+    assert cells.loc[("setting", "sides", "value"), "text"] == "mha, full on flash"
+    assert ("setting", "measured", "value") not in cells.index
 
 
 def test_the_conditions_say_when_and_at_which_commit_each_side_was_measured() -> None:
@@ -294,9 +295,9 @@ def test_the_conditions_say_when_and_at_which_commit_each_side_was_measured() ->
         side("full", "full", [110.0], created="2026-11-27T10:00:00", commit=new),
         side("mha", "mha", [100.0], created="2026-11-22T10:00:00", commit=old),
     ]
-    found = cells("efficient-relation", records(steps=steps))
-    told = found.loc[("setting", "measured", "value"), "text"]
-    assert told == "2026-11-22 at 59f6757; 2026-11-27 at a1b2c3d+"
+    cells = cells_of("efficient-relation", records(steps=steps))
+    text = cells.loc[("setting", "measured", "value"), "text"]
+    assert text == "2026-11-22 at 59f6757; 2026-11-27 at a1b2c3d+"
 
 
 def test_memory_that_ran_out_keeps_its_settings_and_says_so() -> None:
@@ -304,43 +305,43 @@ def test_memory_that_ran_out_keeps_its_settings_and_says_so() -> None:
         side("mha", "mha", [100.0]),
         side("full", "full", [1.0], status="OOM", reason="80 GiB"),
     ]
-    found = cells("app-prod-fr-fa", records(steps=steps))
-    rate = found.loc[("10M", "throughput.full", "value")]
+    cells = cells_of("app-prod-fr-fa", records(steps=steps))
+    rate = cells.loc[("10M", "throughput.full", "value")]
     assert (rate["status"], rate["reason"]) == ("oom", "80 GiB, on NVIDIA H200, T = 1024")
-    assert found.loc[("10M", "ratio", "value"), "status"] == "oom"
-    assert found.loc[("10M", "micro_ga.full", "value"), "text"] == "32/4"
-    assert found.loc[("10M", "reserved.mha", "value"), "status"] == "no counterpart"
+    assert cells.loc[("10M", "ratio", "value"), "status"] == "oom"
+    assert cells.loc[("10M", "micro_ga.full", "value"), "text"] == "32/4"
+    assert cells.loc[("10M", "reserved.mha", "value"), "status"] == "no counterpart"
 
 
 def test_runs_rates_are_each_processs_and_shares_of_the_benchmarks() -> None:
-    known = {"micro": 32, "accumulation": 4, "processes": 2}
+    fields = {"micro": 32, "accumulation": 4, "processes": 2}
     runs = [
-        run("10M", v, s, 3.0, median_tokens_per_second=rate * s, **known)
+        run("10M", v, s, 3.0, median_tokens_per_second=rate * s, **fields)
         for v, rate in (("mha", 2.0), ("full", 3.0))
         for s in SEEDS
     ]
     steps = [side("mha", "mha", [86.0]), side("full", "full", [100.0], micro=16)]
-    found = cells("app-prod-fr-fa", records(runs=runs, steps=steps))
-    assert found.loc[("10M", "run_rate.mha", "value"), "value"] == pytest.approx(43.0)
-    assert found.loc[("10M", "run_ratio", "value"), "value"] == pytest.approx(1.5)
-    assert found.loc[("10M", "run_share.mha", "value"), "value"] == pytest.approx(50.0)
-    other = found.loc[("10M", "run_share.full", "value")]
+    cells = cells_of("app-prod-fr-fa", records(runs=runs, steps=steps))
+    assert cells.loc[("10M", "run_rate.mha", "value"), "value"] == pytest.approx(43.0)
+    assert cells.loc[("10M", "run_ratio", "value"), "value"] == pytest.approx(1.5)
+    assert cells.loc[("10M", "run_share.mha", "value"), "value"] == pytest.approx(50.0)
+    other = cells.loc[("10M", "run_share.full", "value")]
     assert (other["status"], "micro/GA is 32/4" in other["reason"]) == ("no counterpart", True)
 
 
 def test_a_context_that_the_paper_lacks_has_a_row_of_its_own() -> None:
-    known = {"benchmark": "linear-long", "scale": "30M"}
+    fields = {"benchmark": "linear-long", "scale": "30M"}
     steps = [
-        side(f"T={t}", "linear", [t / 10], context=t, **known) for t in (1024, 2048, 131072)
+        side(f"T={t}", "linear", [t / 10], context=t, **fields) for t in (1024, 2048, 131072)
     ]  # fmt: skip
-    found = cells("app-linear-long", records(steps=steps))
-    assert found.loc[("2048", "throughput", "value"), "value"] == pytest.approx(204.8)
-    assert found.loc[("+131072", "status", "value"), "text"] == "PASS"
-    assert found.loc[("65536", "throughput", "value"), "status"] == "not run"
+    cells = cells_of("app-linear-long", records(steps=steps))
+    assert cells.loc[("2048", "throughput", "value"), "value"] == pytest.approx(204.8)
+    assert cells.loc[("+131072", "status", "value"), "text"] == "PASS"
+    assert cells.loc[("65536", "throughput", "value"), "status"] == "not run"
 
 
-def timed(operator: str, power: float, contexts: list[int], **known) -> list[dict]:
-    row = {"scale": "30M", "operator": operator, "status": "PASS", "device": "NVIDIA H200"} | known
+def timed(operator: str, power: float, contexts: list[int], **fields) -> list[dict]:
+    row = {"scale": "30M", "operator": operator, "status": "PASS", "device": "NVIDIA H200"} | fields
     return [
         row | {"context": t, "seconds": 1e-6 * t**power, "decode_state_bytes": 8 * t}
         for t in contexts
@@ -353,43 +354,43 @@ def test_powers_are_fitted_to_times_that_grew() -> None:
     rows += timed("full-flash", 1.0, [128, 2048])
     rows += [rows[0] | {"operator": "full-reference", "status": "OOM", "reason": "too large",
                         "seconds": None, "decode_state_bytes": None}]  # fmt: skip
-    found = cells("token-mixing-complexity", records(complexity=rows))
-    power = found.loc[("mha", "time_exponent", "value")]
+    cells = cells_of("token-mixing-complexity", records(complexity=rows))
+    power = cells.loc[("mha", "time_exponent", "value")]
     assert (power["value"], power["n"]) == (pytest.approx(2.0), 3)  # those of 5 times the first
-    assert found.loc[("mha", "complexity", "value"), "text"] == "T^2.00"
-    assert found.loc[("mha", "state_exponent", "value"), "value"] == pytest.approx(1.0)
-    flat = found.loc[("linear", "time_exponent", "value")]
+    assert cells.loc[("mha", "complexity", "value"), "text"] == "T^2.00"
+    assert cells.loc[("mha", "state_exponent", "value"), "value"] == pytest.approx(1.0)
+    flat = cells.loc[("linear", "time_exponent", "value")]
     assert (flat["status"], "1.3 times as long" in flat["reason"]) == ("undetermined", True)
-    assert found.loc[("full-reference", "time_exponent", "value"), "status"] == "oom"
-    assert found.loc[("mha", "sequential", "value"), "status"] == "no counterpart"
-    assert found.loc[("setting", "oom", "value"), "text"] == "Full, materialised at T = 128"
+    assert cells.loc[("full-reference", "time_exponent", "value"), "status"] == "oom"
+    assert cells.loc[("mha", "sequential", "value"), "status"] == "no counterpart"
+    assert cells.loc[("setting", "oom", "value"), "text"] == "Full, materialised at T = 128"
 
 
 def test_decoding_is_of_the_largest_batch_and_of_single_rows() -> None:
-    known = {"scale": "30M", "model": "mha", "measure": "token", "device": "NVIDIA H200"}
+    fields = {"scale": "30M", "model": "mha", "measure": "token", "device": "NVIDIA H200"}
     passed = {"status": "PASS", "seconds": 1e-3, "tokens_per_second": 64e3, "state_bytes": 2**30}
     decode = [
-        known | passed | {"context": t, "batch": b, "seconds": 1e-3 * b + 1e-6 * t}
+        fields | passed | {"context": t, "batch": b, "seconds": 1e-3 * b + 1e-6 * t}
         for t in (512, 1024)
         for b in (1, 64)
     ]
     decode[-1] |= {"status": "OOM", "reason": "344 GB", "seconds": None}
     rows = timed("mha", 2.0, [128, 256])
-    found = cells("token-mixing-complexity", records(complexity=rows, decode=decode))
-    assert found.loc[("mha", "decode_last", "value"), "value"] == pytest.approx(2.024)  # ms
-    assert found.loc[("decode-mha", "rows", "value"), "value"] == 64
-    assert found.loc[("decode-mha", "many_last", "value"), "status"] == "oom"
-    assert found.loc[("decode-mha", "bytes", "value"), "value"] == pytest.approx(1.0)
+    cells = cells_of("token-mixing-complexity", records(complexity=rows, decode=decode))
+    assert cells.loc[("mha", "decode_last", "value"), "value"] == pytest.approx(2.024)  # ms
+    assert cells.loc[("decode-mha", "rows", "value"), "value"] == 64
+    assert cells.loc[("decode-mha", "many_last", "value"), "status"] == "oom"
+    assert cells.loc[("decode-mha", "bytes", "value"), "value"] == pytest.approx(1.0)
 
 
 def test_a_variant_that_the_paper_lacks_has_a_row_as_soon_as_it_ran() -> None:
     runs = [run("10M", "full", s, 3.0) for s in SEEDS] + [run("10M", "no-self", 43, 3.1)]
-    found = cells("variants", records(runs=runs)).loc["10M/no-self"]
-    assert found.loc[("delta", "value"), "value"] == pytest.approx(0.1)
-    assert found.loc[("parameters", "value"), "value"] == 1000
-    alone = cells("variants", records(runs=runs[-1:])).loc["10M/no-self"]
+    cells = cells_of("variants", records(runs=runs)).loc["10M/no-self"]
+    assert cells.loc[("delta", "value"), "value"] == pytest.approx(0.1)
+    assert cells.loc[("parameters", "value"), "value"] == 1000
+    alone = cells_of("variants", records(runs=runs[-1:])).loc["10M/no-self"]
     assert alone.loc[("delta", "value"), "status"] == "not run"
-    assert len(cells("variants", records(runs=paper_runs()))) == 0
+    assert len(cells_of("variants", records(runs=paper_runs()))) == 0
 
 
 @pytest.fixture(scope="module")
@@ -402,8 +403,8 @@ def shipped() -> dict[str, pd.DataFrame]:
         )
     ]  # fmt: skip
     made = [data.load(each, published=True, root=ROOT / "results") for each in settings]
-    found = table.cells(made, tables.PAPER).set_index(["table", *paper.KEY])
-    return {name: of for name, of in found.groupby("setting")}
+    cells = table.cells(made, tables.PAPER).set_index(["table", *paper.KEY])
+    return {name: of for name, of in cells.groupby("setting")}
 
 
 @pytest.mark.parametrize(
@@ -428,7 +429,7 @@ def test_shipped_numbers(shipped, setting: str, key: str, value: float, low, n) 
 
 
 def test_no_shipped_cell_is_blank(shipped) -> None:
-    for name, found in shipped.items():
-        there = found["status"] == "ok"
-        assert (found[there]["value"].notna() | found[there]["text"].notna()).all(), name
-        assert (found[~there]["reason"] != "").all(), name
+    for name, cells in shipped.items():
+        there = cells["status"] == "ok"
+        assert (cells[there]["value"].notna() | cells[there]["text"].notna()).all(), name
+        assert (cells[~there]["reason"] != "").all(), name
