@@ -79,13 +79,13 @@ def dropped_variables() -> Iterator[set[str]]:
     flat, uncarried, dropped = code_generator.flatten_values_to_ir, {}, set()
 
     def note(self, node, liveins, *given, **named):
-        actual = find(self, node, liveins, *given, **named)
+        carried = find(self, node, liveins, *given, **named)
         uncarried[id(node.body)] = [
             (name, flat([value]))
             for name, value in liveins.items()
-            if name not in actual[0] and code_generator._is_triton_value(value)
+            if name not in carried[0] and code_generator._is_triton_value(value)
         ]
-        return actual
+        return carried
 
     def compare(self, statements):
         visit(self, statements)
@@ -207,20 +207,20 @@ def _kept_factors(ptx: str) -> int:
     loops = [(to, n) for n, all_to in enumerate(ways) for to in all_to if to < n]
     kept = 0
     for n, line in enumerate(lines):
-        actual = re.search(r"wgmma\.mma_async.*?\},\s*\{([^}]*)\}", line)
-        if actual and (loop := _innermost(loops, n)):
+        match = re.search(r"wgmma\.mma_async.*?\},\s*\{([^}]*)\}", line)
+        if match and (loop := _innermost(loops, n)):
             writes = dict(_ptx_writes(lines[loop[0] : loop[1] + 1]))
-            kept += all(_left_alone(x, writes) for x in re.findall(r"%\w+", actual[1]))
+            kept += all(_left_alone(x, writes) for x in re.findall(r"%\w+", match[1]))
     return kept
 
 
 def _ptx_writes(lines: list[str]) -> Iterator[tuple[str, str | None]]:
     """Of each register that lines of PTX write: of which other it is a plain copy, or None."""
     for line in lines:
-        if actual := _PTX_WRITE.match(line):
-            sources = re.findall(r"%\w+", actual[3])
-            copy = actual[1].startswith("mov.") and len(sources) == 1 and actual[2].startswith("%")
-            for register in re.findall(r"%\w+", actual[2]):
+        if match := _PTX_WRITE.match(line):
+            sources = re.findall(r"%\w+", match[3])
+            copy = match[1].startswith("mov.") and len(sources) == 1 and match[2].startswith("%")
+            for register in re.findall(r"%\w+", match[2]):
                 yield register, sources[0] if copy else None
 
 
@@ -242,9 +242,9 @@ def _lost_factors(listing: str) -> int:
     loops = [(first, last) for first, last in jumps if first < last]
     lost = 0
     for n, text in code:
-        actual = re.match(r"HGMMA\.\S+ R\d+, R(\d+), gdesc", text)
-        if actual and (loop := _innermost(loops, n)):
-            factor = set(range(int(actual[1]), int(actual[1]) + 4))
+        match = re.match(r"HGMMA\.\S+ R\d+, R(\d+), gdesc", text)
+        if match and (loop := _innermost(loops, n)):
+            factor = set(range(int(match[1]), int(match[1]) + 4))
             inside = [(at, _written(x)) for at, x in code if loop[0] <= at <= loop[1]]
             before = set().union(*(x for at, x in inside if at < n))
             behind = set().union(*(x for at, x in inside if at >= n))
@@ -254,21 +254,21 @@ def _lost_factors(listing: str) -> int:
 
 def _instructions(listing: str) -> list[tuple[int, str | None, str]]:
     """Address, predicate and text of machine code as cuobjdump lists it."""
-    actual = filter(None, map(_CODE.match, listing.splitlines()))
-    return [(int(address, 16), *rest) for address, *rest in (x.groups() for x in actual)]
+    matches = filter(None, map(_CODE.match, listing.splitlines()))
+    return [(int(address, 16), *rest) for address, *rest in (x.groups() for x in matches)]
 
 
 def _written(instruction: str) -> Iterable[int]:
     """The registers that an instruction writes."""
     if sums := re.match(r"HGMMA\.64x(\d+)x\S+ R(\d+),", instruction):
         return range(int(sums[2]), int(sums[2]) + int(sums[1]) // 2)
-    actual = re.match(r"([A-Z][\w.]*)\s+R(\d+)\b", instruction)
-    if not actual or actual[1].startswith(("ST", "RED", "BAR", "BRA")):
+    match = re.match(r"([A-Z][\w.]*)\s+R(\d+)\b", instruction)
+    if not match or match[1].startswith(("ST", "RED", "BAR", "BRA")):
         return ()
-    count = 4 if ".128" in actual[1] else 2 if re.search(r"\.(64|WIDE)\b", actual[1]) else 1
-    if actual[1].startswith("LDSM"):
-        count = int(actual[1][-1]) if actual[1][-1] in "24" else 1
-    return range(int(actual[2]), int(actual[2]) + count)
+    count = 4 if ".128" in match[1] else 2 if re.search(r"\.(64|WIDE)\b", match[1]) else 1
+    if match[1].startswith("LDSM"):
+        count = int(match[1][-1]) if match[1][-1] in "24" else 1
+    return range(int(match[2]), int(match[2]) + count)
 
 
 def _innermost(loops: list[tuple[int, int]], at: int) -> tuple[int, int] | None:
@@ -308,15 +308,15 @@ def _uniforms(operation: str, operands: str) -> tuple[set[int], set[int]]:
     """The uniform registers that an instruction reads and writes."""
     first, _, rest = operands.partition(",")
     writer, written = _WRITERS.match(operation), set()
-    if writer and (actual := re.match(r"UR(\d+)$", first.strip())):
+    if writer and (match := re.match(r"UR(\d+)$", first.strip())):
         wide = re.search(r"\.(64|128|WIDE)", operation)
         width = 1 if wide is None else 4 if wide[1] == "128" else 2
-        written = set(range(int(actual[1]), int(actual[1]) + width))
+        written = set(range(int(match[1]), int(match[1]) + width))
     else:
         rest = operands
     read = set()
-    for actual in re.finditer(r"\bUR(\d+)", rest):
-        ahead, start = rest[: actual.start()], int(actual[1])
+    for match in re.finditer(r"\bUR(\d+)", rest):
+        ahead, start = rest[: match.start()], int(match[1])
         count = 2 if writer and ".64" in operation and not ahead.endswith("[") else 1
         if ahead.endswith("gdesc["):
             # Two descriptors of two registers each; a left factor in registers leaves the second.
