@@ -9,20 +9,10 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "sp
 # Sources are the repository's own pages, so that every link between them and to files is checked.
 root_doc = "README"
 PAGES = [
-    "docs/replication",
-    "docs/preregistration",
-    "docs/methods",
-    "docs/campaigns",
-    "docs/library",
-    "docs/extending",
-    "docs/development",
-    "relation/ops/README",
-    "kernels/README",
-    "kernels/**",
-    "results/README",
-    "docs/api",
-    "CHANGELOG",
-]
+    "docs/replication", "docs/preregistration", "docs/methods", "docs/campaigns", "docs/library",
+    "docs/extending", "docs/development", "relation/ops/README", "kernels/README", "kernels/**",
+    "results/README", "docs/api", "CHANGELOG",
+]  # fmt: skip
 include_patterns = [f"{page}.md" for page in ("README", *PAGES)] + ["docs/api/*.rst"]
 html_additional_pages = {"index": "home.html"}  # leads to README
 html_theme = "furo"

@@ -256,8 +256,8 @@ def _plan(campaign: Campaign, options: Options) -> None:
         models = (r.model for r in campaign.runs if (r.scale, r.variant) == (scale, variant))
         print(f"  {scale} {variant}: {parameter_count(next(models)):,} parameters")
     for data in {(run.data.title, run.data.path): run.data for run in campaign.runs}.values():
-        streams = (data.source or {}).get("streams", ())
-        print(f"  text: {data.title}, {data.path or ', '.join(s['path'] for s in streams)}")
+        streams = {stream["path"]: stream for stream in (data.source or {}).get("streams", ())}
+        print(f"  text: {data.title}, {data.path or ', '.join(streams)}")
     published = records.published_hashes("runs", campaign.name) if campaign.published else ()
     shipped = [run for run in campaign.runs if run.hash in published]
     print(f"{len(campaign.runs)} runs are chosen; {len(shipped)} of them are shipped.")

@@ -80,7 +80,7 @@ class Section(BaseModel):
         names = list(cls.model_fields)
         for name in values if isinstance(values, Mapping) else ():
             if name not in names:
-                of_model = name in ModelConfig.__dataclass_fields__
+                of_model = name in ModelConfig.__dataclass_fields__.keys() - {"vocab_size"}
                 hint = _OF_MODEL if of_model else _nearest(str(name), names)
                 raise PydanticCustomError("unknown", f"unknown key {str(name)!r}; {hint}")
         return values

@@ -54,9 +54,7 @@ def cells(settings: list[data.Records]) -> None:
 
 def variants(runs: pd.DataFrame) -> None:
     """Final NLL on the seeds that all variants have, and less MHA's and less Full Relation's."""
-    searches = runs["campaign"].ne("fair") | runs["variation"].str.startswith("rate")
-    # The study prints the others: Welch's, over all fresh seeds, a divergence counted.
-    for key, group in runs[searches].groupby(["campaign", "variation", "scale"]):
+    for key, group in runs.groupby(["campaign", "variation", "scale"]):
         wide = group.pivot_table("final_nll", "seed", "variant")
         common = wide.dropna()
         means = ", ".join(f"{name} {mean:.4f}" for name, mean in common.mean().items())
@@ -162,7 +160,7 @@ def main() -> None:
     campaigns = [plan.load({"campaign": name}) for name in ("books", "anchor")]
     cells([data.load(column) for campaign in campaigns for column in campaign.columns])
     counts()
-    for name in ("books", "readings", "anchor", "fair"):
+    for name in ("books", "readings", "anchor"):
         variants(records.load(PUBLISHED / name)["runs"])
     settings_apart(books["runs"], books["flow"])
     training(books)

@@ -287,6 +287,7 @@ def run_groups(settings: Sequence[Setting], published: bool) -> list[dict[str, A
     """Training runs by campaign; a shipped report has those of every campaign."""
     root, groups = _root(published), []
     corpora = {setting.campaign: setting.corpus for setting in settings}
+    columns = {(setting.campaign, setting.variation): setting for setting in settings}
     shipped = sorted(path.parent.name for path in root.glob("*/runs.parquet")) if published else ()
     for name in dict.fromkeys([*corpora, *shipped]):
         runs = records.read(root / name / "runs.parquet", "runs")
@@ -295,11 +296,14 @@ def run_groups(settings: Sequence[Setting], published: bool) -> list[dict[str, A
         still_planned = Path("config", f"{name}.yaml").exists()  # else it can be made no more
         rows = runs.to_dict("records")
         for row in rows:
+            # A column knows what a one-off varies; of an earlier call's one-off nothing does.
             setting = Setting(name, row["variation"], corpus=corpora.get(name))
+            setting = columns.get((name, row["variation"]), setting)
             choice = {key: [row[key[:-1]]] for key in ("scales", "seeds", "variants")}
             file = "runs/{scale}/{variation}/{variant}/{seed}/run.parquet".format_map(row)
             again = command(setting, published, targets=[file], **choice)
-            row["again"] = again if still_planned else ""
+            known = "=" not in setting.variation or setting.varies
+            row["again"] = again if still_planned and known else ""
         groups.append({"name": name, "rows": rows})
     return groups
 

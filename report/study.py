@@ -48,15 +48,14 @@ class Section:
     """A part of the page: a table as a frame of text, and whether it has a figure, <name>.svg.
 
     templates/study_texts.html.j2 has its title, its paragraph, the note below its table and the
-    figure's caption; a column "" of the table holds the estimates that are drawn; summary:
-    the result in a sentence, for this page and the first; progress: how much of it has run.
+    figure's caption; a column "" of the table holds the estimates that are drawn; summary: the
+    result in a sentence, and how much has run, for this page and the first.
     """
 
     name: str
     table: pd.DataFrame | None = None
     figure: bool = False
     summary: str = ""
-    progress: str = ""
 
 
 def sections(published: Path, folder: Path) -> list[Section]:
@@ -82,11 +81,10 @@ def sections(published: Path, folder: Path) -> list[Section]:
 
 
 def with_summary(sections: list[Section], runs: pd.DataFrame) -> list[Section]:
-    """The sections, the first with the summary and the progress of campaign `fair`."""
+    """The sections, the first with the summary of campaign `fair` and how much of it has run."""
     planned = {run.hash for run in plan.load({"campaign": "fair"}).planned}
-    done = len(planned.intersection(runs["hash"]))
-    progress = f"Of the {len(planned)} runs that campaign `fair` plans, {done} are here."
-    first = [replace(each, summary=fair_summary(runs), progress=progress) for each in sections[:1]]
+    done = f"Of {len(planned)} planned runs {len(planned.intersection(runs['hash']))} are here."
+    first = [replace(each, summary=f"{fair_summary(runs)} {done}") for each in sections[:1]]
     return first + sections[1:]
 
 
@@ -185,26 +183,22 @@ def primary_pairs(runs: pd.DataFrame) -> list[tuple[str, str]]:
 
 def fair_summary(runs: pd.DataFrame) -> str:
     """The fair comparison in a sentence: its verdicts and, while one is open, its search."""
-    pairs = [pair for pair in primary_pairs(runs) if "" not in pair]
 
-    def sentence(comparisons: Iterable[tuple[str, str, Comparison | None, str]]) -> str:
-        return "; ".join(
-            f"{minus(over, under)}: {signed(comparison.welch)} on {comparison.seeds} seeds{ruling}"
-            for over, under, comparison, ruling in comparisons
-            if comparison
-        )
+    def sentence(over: str, under: str, comparison: Comparison | None, ruling: str = "") -> str:
+        seeds = f"{signed(comparison.welch)} on {comparison.seeds} seeds" if comparison else ""
+        return f"{minus(over, under)}: {', '.join(filter(None, (seeds, ruling)))}"
 
-    fresh = [
-        (row.over, row.under, row.comparison, f", {verdict(row)}")
-        for row in comparison_table(runs).query("family == 'primary'").itertuples()
-    ]
-    if fresh and not any(ruling.startswith(", open") for *_, ruling in fresh):
-        return f"Each variant at its own learning rate, 10M on a larger corpus: {sentence(fresh)}."
+    primary = comparison_table(runs).query("family == 'primary' and over != ''")
+    fresh = "; ".join(
+        sentence(row.over, row.under, row.comparison, verdict(row)) for row in primary.itertuples()
+    )
+    if len(primary) and not primary["lacking"].any():
+        return f"Each variant at its own learning rate, 10M on a larger corpus: {fresh}."
     best = runs_at_best_rate(runs)
-    if not (searched := sentence((*pair, compare_arms(best, *pair), "") for pair in pairs)):
-        return ""
-    so_far = f" So far, {sentence(fresh)}." if fresh else ""
-    return (
+    tried = [(x.over, x.under, compare_arms(best, x.over, x.under)) for x in primary.itertuples()]
+    searched = "; ".join(sentence(*each) for each in tried if each[2])
+    so_far = f" So far, {fresh}." if primary["comparison"].any() else ""
+    return searched and (
         f"Each variant at the best of its rates, 10M on a larger corpus: {searched}. The same runs "
         f"chose the rates; fresh seeds decide.{so_far}"
     )
@@ -243,8 +237,8 @@ def compare_arms(
 def comparison_table(runs: pd.DataFrame) -> pd.DataFrame:
     """The comparisons with verdicts at 10M: family, over, under, seeds, comparison, p and within.
 
-    seeds: how many the protocol gives each arm; comparison: a Comparison of the runs so far;
-    lacking: how many comparisons of the family lack seeds.
+    seeds: how many the protocol gives each arm; comparison: a Comparison of the runs so far, or
+    None; lacking: how many comparisons of the family lack seeds. An arm "" is not chosen yet.
 
     p, within: of a difference and of equivalence, after Holm's correction over the whole family;
     NaN before all seeds have run. The families: the primary comparisons; and all arms other than
@@ -264,16 +258,16 @@ def comparison_table(runs: pd.DataFrame) -> pd.DataFrame:
     table = pd.DataFrame(rows, columns=names)
     table["lacking"] = table.groupby("family")["lacking"].transform("sum")
     table[tests] = table.groupby("family")[tests].transform(stats.holm)
-    return table.dropna(subset="comparison")
+    return table
 
 
 def verdict(row: Any) -> str:
     """The protocol's verdict on a row of `comparison_table`; open before all seeds of its family
     have run, as Holm's correction takes the p of all."""
-    if len(row.comparison.common) < row.seeds:
-        return f"open: {row.comparison.seeds} of {row.seeds} seeds"
+    if row.comparison is None or len(row.comparison.common) < row.seeds:
+        return f"open: {row.comparison.seeds if row.comparison else 0} of {row.seeds} seeds"
     if row.lacking:
-        return f"open: {row.lacking} of its family lack seeds"
+        return f"open: comparisons of its family that lack seeds: {row.lacking}"
     way = "better" if row.comparison.welch.value < 0 else "worse"
     if row.within < 0.05:
         return f"both: {way}, by less than ±{MARGIN}" if row.p < 0.05 else "equivalent"
@@ -282,23 +276,22 @@ def verdict(row: Any) -> str:
 
 def arm_sections(runs: pd.DataFrame, probes: pd.DataFrame, steps: pd.DataFrame) -> list[Section]:
     """Arms at 10M at the rate of each: on fresh seeds and, until all have these, on the seeds of
-    the search. Raises InputError where the fresh runs of an arm have several or other rates."""
-    fresh, best = runs_of(runs, "10M"), runs_at_best_rate(runs)
+    the search. Raises InputError where the fresh runs of an arm have other rates than it gave."""
+    fresh, tried, best = runs_of(runs, "10M"), search_runs(runs), runs_at_best_rate(runs)
     tables = {}
     if len(fresh):
-        several = fresh.groupby("variant")["learning_rate"].nunique().gt(1)
-        if several.any():
-            raise InputError(f"the fresh runs of {several.idxmax()} have several learning rates")
-        for variant, arm_runs in search_runs(runs).groupby("variant"):
-            fitted, _ = best_rate(arm_runs)
-            rates = fresh.loc[fresh["variant"] == variant, "learning_rate"]
+        for variant, arm_runs in fresh.groupby("variant"):
+            fitted, _ = best_rate(tried[tried["variant"] == variant])
+            rates = arm_runs["learning_rate"].unique()
             if fitted and not np.isclose(rates, fitted).all():
-                conflict = f"{rates.iloc[0]:.3g}, and its search gives {fitted:.3g}"
-                raise InputError(f"the fresh runs of {variant} have a rate of {conflict}")
+                listed = ", ".join(f"{rate:.3g}" for rate in rates)
+                raise InputError(
+                    f"fresh runs of {variant} have rates {listed}; its search gives {fitted:.3g}"
+                )
         tables["arms"] = arm_table(fresh, probes, steps)
     if len(best) and not set(ARMS) <= set(fresh["variant"]):
         table = arm_table(best, probes, steps)
-        rates = {title(v): best_rate(arm)[0] for v, arm in search_runs(runs).groupby("variant")}
+        rates = {title(v): best_rate(arm)[0] for v, arm in tried.groupby("variant")}
         fitted = [f"{rates[name]:.3g}" if rates[name] else "open" for name in table["variant"]]
         table.insert(2, "fitted rate", fitted)
         # Speeds that most lack compare nothing, and no best rate has a divergence.
@@ -382,12 +375,13 @@ def comparison_columns(comparison: Comparison) -> dict[str, object]:
 
 def comparison_sections(runs: pd.DataFrame, family: str) -> list[Section]:
     """The comparisons of a family, with verdicts; none before a seed of it has run."""
-    rows = []
-    for row in comparison_table(runs).query("family == @family").itertuples():
-        columns = {"comparison": minus(row.over, row.under), "verdict": verdict(row)}
+    rows, table = [], comparison_table(runs).query("family == @family")
+    for row in table[table["over"] != ""].itertuples():
+        columns = {"comparison": minus(row.over, row.under), "verdict": verdict(row), "": None}
+        columns |= comparison_columns(row.comparison) if row.comparison else {}
         tests = {"p": p_text(row.p), f"p within ±{MARGIN}": p_text(row.within)}
-        rows.append(columns | comparison_columns(row.comparison) | tests)
-    return [Section(family, filled_columns(rows))] if rows else []
+        rows.append(columns | tests)
+    return [Section(family, filled_columns(rows))] if table["comparison"].any() else []
 
 
 def elsewhere(runs: pd.DataFrame) -> list[Section]:
@@ -451,7 +445,11 @@ def rates(runs: pd.DataFrame, folder: Path) -> list[Section]:
     runs, parts = runs[runs["variation"].str.startswith("rate")], []
     for scale, scale_runs in runs.groupby("scale"):
         name = "rates" if scale == "10M" else f"rates-{scale}"
-        by_rate = scale_runs.groupby(["variant", "learning_rate"])
+        # At 30M each arm tries a rate of its own and, of both sides, the same multiples of it.
+        factor, sign = scale_runs["variation"].str.partition("-")[2], "" if scale == "10M" else "×"
+        rate = factor.astype(float) if sign else scale_runs["learning_rate"]
+        scale_runs = scale_runs.assign(rate=rate)
+        by_rate = scale_runs.groupby(["variant", "rate"])
         diverged, counts = by_rate["diverged"].sum().unstack(), by_rate.size().unstack()
         # No mean of those that survived; a rate that was not tried breaks the line.
         means = by_rate["final_nll"].mean().unstack().where(diverged == 0)
@@ -461,16 +459,21 @@ def rates(runs: pd.DataFrame, folder: Path) -> list[Section]:
             row = {"variant": title(variant), "runs": f"{counts.loc[variant].sum():.0f}"}
             for rate, mean in means.loc[variant].items():
                 n = diverged.at[variant, rate]
-                row[f"{rate:.3g}"] = f"{n:.0f} diverged" if n > 0 else number(mean, ".4f")
+                row[f"{sign}{rate:.3g}"] = f"{n:.0f} diverged" if n > 0 else number(mean, ".4f")
             rows.append(row | {"best rate": f"{best:.3g}" if best else "open"})
-        save(_rate_panels(scale_runs, means), folder / f"{name}.svg")
+        unit = (
+            (1, "learning rate beside the variant’s first")
+            if sign
+            else (1e3, "learning rate (10⁻³)")
+        )
+        save(_rate_panels(scale_runs, means, *unit), folder / f"{name}.svg")
         parts.append(Section(name, pd.DataFrame(rows), figure=True))
     return parts
 
 
-def _rate_panels(runs: pd.DataFrame, means: pd.DataFrame) -> Figure:
-    """Means by learning rate, a panel for what is added to an arm."""
-    learning_rates, arms = means.columns, [variant for variant in ARMS if variant in means.index]
+def _rate_panels(runs: pd.DataFrame, means: pd.DataFrame, times: float, label: str) -> Figure:
+    """Means by `rate`, a panel for what is added to an arm. times, label: of the axis."""
+    rates, arms = means.columns, [variant for variant in ARMS if variant in means.index]
     additions = list(dict.fromkeys(variant.partition("-")[2] for variant in arms))
     rows, sharing = math.ceil(len(additions) / 2), {"sharex": True, "sharey": True}
     figure, axes = grid(rows, min(2, len(additions)), 1.6 * rows + 0.5, style.NARROW, **sharing)
@@ -481,21 +484,21 @@ def _rate_panels(runs: pd.DataFrame, means: pd.DataFrame) -> Figure:
         panel.set_xscale("log")
         if addition and "mha" in arms:
             look = {"color": MUTED, "linewidth": 0.8, "linestyle": style.DASHES}
-            panel.plot(learning_rates, means.loc["mha"], **look)
+            panel.plot(rates, means.loc["mha"], **look)
         for family in PAIRED:
             variant, look = f"{family}-{addition}".rstrip("-"), {"color": COLOUR[family]}
             if variant not in arms:
                 continue
             arm_runs = runs[runs["variant"] == variant]
             ended = arm_runs[~arm_runs["diverged"]]
-            ended = ended[ended.duplicated("learning_rate", keep=False)]  # one run is its own mean
-            panel.plot(ended["learning_rate"], ended["final_nll"], ".", alpha=0.4, **look)
-            panel.plot(learning_rates, means.loc[variant], "o-", **look)
-            for rate in arm_runs.loc[arm_runs["diverged"], "learning_rate"]:
+            ended = ended[ended.duplicated("rate", keep=False)]  # one run is its own mean
+            panel.plot(ended["rate"], ended["final_nll"], ".", alpha=0.4, **look)
+            panel.plot(rates, means.loc[variant], "o-", **look)
+            for rate in arm_runs.loc[arm_runs["diverged"], "rate"]:
                 panel.plot(rate, 0.97, "x", transform=panel.get_xaxis_transform(), **look)
-        panel.set_xticks(learning_rates, [f"{1e3 * rate:.3g}" for rate in learning_rates])
+        panel.set_xticks(rates, [f"{times * rate:.3g}" for rate in rates])
         panel.xaxis.set_minor_locator(NullLocator())
-    figure.supxlabel("learning rate (10⁻³)", fontsize=8)
+    figure.supxlabel(label, fontsize=8)
     figure.supylabel("final validation NLL (nat/token)", fontsize=8)
     return figure
 

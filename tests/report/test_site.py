@@ -133,9 +133,10 @@ def test_the_commands_of_what_is_missing_are_whole(built: Path) -> None:
 
 
 def test_one_off_changes_corpora_and_restrictions_are_in_the_command() -> None:
-    varied = Setting("tiny", "learning_rate=2e-2+layers=4", corpus="my text.txt")
+    varied = Setting("tiny", "learning_rate=2e-2+layers=4", corpus="my text.txt", varies="base")
     words, choice = choice_of(site.command(varied, published=False, seeds=[42, 43]))
     assert words[3:] == ["-R", "train"] and choice.pop("vary") == "learning_rate=2e-2 layers=4"
+    assert choice.pop("variations") == "base"
     assert choice == {"campaign": "tiny", "corpus": "my text.txt", "seeds": "42,43"}
     file = "runs/10M-mini/learning_rate=2e-2/mha/42/run.parquet"
     words, _ = choice_of(site.command(varied, False, targets=[file], scales=["10M-mini"]))

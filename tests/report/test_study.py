@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import scipy.stats
 
 from relation.errors import InputError
 from report import study
@@ -121,15 +122,44 @@ def test_no_verdict_before_all_seeds_and_the_search_stays_until_every_arm_has_fr
     gone = runs["variant"].eq("full-gate") & runs["variation"].str.startswith("tuned")
     runs = study.with_last_loss(runs[~gone].assign(hash="unplanned"), no_probes())
     first, rest = both_tables(runs).values()
-    assert list(first["verdict"]) == ["open: 40 of 48 seeds"] and list(first["p"]) == ["—"]
-    assert list(rest["verdict"]) == ["open: 8 of its family lack seeds"]
+    assert list(first["verdict"]) == ["open: 40 of 48 seeds", "open: 0 of 48 seeds"]
+    assert list(first["p"]) == ["—", "—"]
+    lacking = "open: comparisons of its family that lack seeds: 8"
+    assert rest.loc[study.minus("full", "mha"), "verdict"] == lacking
     fresh, search = study.with_summary(study.arm_sections(runs, no_probes(), no_steps()), runs)
     assert len(fresh.table) == 2 and len(search.table) == 3 and not search.summary
     sentence = (
         f"{study.minus('full-gate', 'mha')}: −0.1000"  # the search's best, and of the fresh one
     )
     assert sentence in fresh.summary and "So far" in fresh.summary
-    assert fresh.summary.endswith("on 40 seeds, open: 40 of 48 seeds.")
+    assert "on 40 seeds, open: 40 of 48 seeds; " in fresh.summary
+    assert f"{study.minus('full-gate', 'mha')}: open: 0 of 48 seeds." in fresh.summary
+
+
+def test_all_seeds_of_both_arms_enter_a_comparison():
+    rng = np.random.default_rng(1)
+    rows = [run("mha", s, 3.3 + 0.01 * rng.standard_normal()) for s in range(200, 248)]
+    rows += [run("full", s, 3.2 + 0.02 * rng.standard_normal()) for s in range(232, 264)]
+    runs = study.with_last_loss(pd.DataFrame(rows), no_probes())
+    full, mha = (runs.loc[runs["variant"] == name, "nll"] for name in ("full", "mha"))
+    theirs = scipy.stats.ttest_ind(full, mha, equal_var=False)
+    comparison = study.compare_arms(runs, "full", "mha")
+    assert comparison.welch.p == pytest.approx(theirs.pvalue)
+    assert comparison.welch.low == pytest.approx(theirs.confidence_interval().low)
+    assert comparison.seeds == "32 and 48" and comparison.paired.n == 16
+    later = study.comparison_table(runs).set_index("family").loc["primary"]
+    assert later.iloc[0]["comparison"].seeds == "16 and 48"  # a protocol's seeds alone
+
+
+def test_at_30m_rates_are_multiples_of_each_arms_own(tmp_path):
+    rows = [
+        run(arm, 142, 3.0 + i / 10, f"rate30-{factor}", "30M", own * float(factor))
+        for arm, own in {"mha": 1.008e-3, "full": 1e-3}.items()
+        for i, factor in enumerate(("0.707", "1", "1.41"))
+    ]
+    (section,) = study.rates(study.with_last_loss(pd.DataFrame(rows), no_probes()), tmp_path)
+    table = section.table.set_index("variant")
+    assert table.loc["MHA", ["×0.707", "×1", "×1.41"]].tolist() == ["3.0000", "3.1000", "3.2000"]
 
 
 def test_a_p_before_all_seeds_decides_nothing_of_its_family():
@@ -142,14 +172,15 @@ def test_a_p_before_all_seeds_decides_nothing_of_its_family():
     )
     alone = table["comparison"].iloc[0].welch.p
     assert table["p"].iloc[0] == pytest.approx(2 * alone) and np.isnan(table["p"].iloc[1])
-    assert study.verdict(table.iloc[0]) == "open: 1 of its family lack seeds"
+    assert study.verdict(table.iloc[0]).endswith("lack seeds: 1")
 
 
 def test_holm_corrects_over_all_arms_though_few_have_run():
     runs = study.with_last_loss(fair_runs(0.01, mha=0, full=-0.01), no_probes())
     table = study.comparison_table(runs).set_index("family").loc["beside-mha"]
     alone = study.compare_arms(study.runs_of(runs, "10M"), "full", "mha", 216).welch
-    assert table["p"] == pytest.approx(9 * alone.p) and alone.n == 16
+    first = table[table["over"] == "full"].iloc[0]
+    assert first["p"] == pytest.approx(9 * alone.p) and alone.n == 16
 
 
 def test_a_run_that_stopped_enters_with_its_last_finite_loss():
@@ -168,10 +199,10 @@ def test_a_run_that_stopped_enters_with_its_last_finite_loss():
     assert row["Welch"].startswith("+0.0") and row["without diverged"].startswith("−0.0")
     assert study.validation(probes, runs).loc[30, ("full", 203)] == 5.25  # against tokens, too
     runs.loc[runs["seed"] == 201, "learning_rate"] = 2e-3
-    with pytest.raises(InputError, match="several learning rates"):
+    with pytest.raises(InputError, match=r"rates 0\.001, 0\.002"):
         study.arm_sections(runs, probes, no_steps())
     runs.loc[runs["variation"].str.startswith("tuned"), "learning_rate"] = 2e-3
-    with pytest.raises(InputError, match="and its search gives"):
+    with pytest.raises(InputError, match="its search gives"):
         study.arm_sections(runs, probes, no_steps())
 
 
@@ -238,7 +269,7 @@ def test_an_arm_whose_rates_are_open_is_no_winner(tmp_path):
     table = section.table.set_index("variant").loc["MHA + gate"]
     assert table["fitted rate"] == "open" and "MHA + gate" not in section.summary
     assert section.table.set_index("variant").loc["MHA", "NLL"].startswith("3.3015")
-    assert section.progress.endswith("0 are here.")
+    assert section.summary.endswith("0 are here.")
     (rates,) = study.rates(runs, tmp_path)
     assert rates.table.set_index("variant")["best rate"].to_dict() == {
         "MHA": "0.001", "MHA + gate": "open", "Full Relation": "0.001"
