@@ -247,5 +247,20 @@ def test_a_mask_that_is_not_causal_is_refused(first, wrong):
     assert "sees later ones, or not itself" in refusal(call)
 
 
+def test_blocks_after_a_static_cache_are_read_as_one_text():
+    model, text = llama(), torch.arange(1, 13)[None]
+    cache = transformers.StaticCache(model.config, max_cache_len=20)
+    with torch.no_grad():
+        whole = model(text, use_cache=False).logits
+        blocks = [model(block, past_key_values=cache).logits for block in text.split(4, dim=1)]
+    assert_close(torch.cat(blocks, dim=1), whole, terms=48)  # two layers of width 24
+
+
+def test_a_mask_of_another_length_is_refused():
+    mask = torch.ones(1, 1, 6, 5, dtype=torch.bool).tril()
+    said = refusal(lambda: llama()(torch.arange(1, 7)[None], attention_mask=mask))
+    assert "(1, 1, 6, 5)" in said and "(B, 1, 6, 6)" in said
+
+
 def test_a_model_without_attention_layers_is_refused():
     assert "Llama-type" in refusal(lambda: add_lambda(torch.nn.Linear(2, 2)))
