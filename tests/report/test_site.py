@@ -167,13 +167,16 @@ def test_the_first_page_says_where_relation_is_surely_better() -> None:
 def test_costs_stand_in_the_order_of_the_scales() -> None:
     cells = pd.DataFrame(
         [
-            ("app-configs", column, scale, f"{scale}-mini", "ok", value, "")
+            (table, f"{what}.{variant}", scale, f"{scale}-mini", "ok", value, "")
             for scale, more in (("10M", 15), ("30M", 20), ("100M", 30))
-            for column, value in (("params.mha", 100.0), ("params.full", 100.0 + more))
+            for table, what in (("app-configs", "params"), ("app-prod-fr-fa", "allocated"))
+            for variant, value in (("mha", 100.0), ("full", 100.0 + more))
         ],
         columns=["table", "column", "row", "scale", "status", "value", "text"],
     )
-    assert "15, 20, 30 more parameters at 10M-mini, 30M-mini, 100M-mini" in overview.cost(cells)
+    cost, scales = overview.cost(cells), "10M-mini, 30M-mini, 100M-mini"
+    assert f"15, 20, 30 more parameters at {scales}" in cost
+    assert f"1.150, 1.200, 1.300 times FlashAttention’s memory at {scales}" in cost
 
 
 def test_one_missing_run_is_told_in_the_singular() -> None:

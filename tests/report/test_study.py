@@ -173,6 +173,10 @@ def test_a_p_before_all_seeds_decides_nothing_of_its_family():
     alone = table["comparison"].iloc[0].welch.p
     assert table["p"].iloc[0] == pytest.approx(2 * alone) and np.isnan(table["p"].iloc[1])
     assert study.verdict(table.iloc[0]).endswith("lack seeds: 1")
+    summary = study.fair_summary(study.with_last_loss(runs[~late], no_probes()))
+    assert "the best of its rates" in summary and "lack seeds: 1" in summary
+    summary = study.fair_summary(study.with_last_loss(runs, no_probes()))
+    assert "its own learning rate" in summary and "open" not in summary
 
 
 def test_holm_corrects_over_all_arms_though_few_have_run():
