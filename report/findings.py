@@ -19,6 +19,7 @@ PUBLISHED = Path("results/published")
 QUOTED = (
     r"app-nll .*(mean|further) .*|efficient-relation .* (matched|peers.other)_?.?ratio"
     r"|main-results .* (token_reduction|epochs)|app-ablation .* delta|app-configs .* params.*"
+    r"|app-prod-fr-fa .* allocated.*"
     r"|relation_internal .* (l0_self|l2_exchange).full"
     r"|app-structural-layerwise .*L[01] (self|effrank)\..*"
 )

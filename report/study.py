@@ -170,12 +170,16 @@ def of_kind(variant: str, kind: str) -> bool:
     return variant.startswith(kind) and variant != "mha-self"
 
 
+def fitted_rates(runs: pd.DataFrame) -> dict[str, tuple[float | None, float]]:
+    """`best_rate` of every arm that has searched, at 10M."""
+    return {name: best_rate(arm_runs) for name, arm_runs in search_runs(runs).groupby("variant")}
+
+
 def primary_pairs(runs: pd.DataFrame) -> list[tuple[str, str]]:
     """The primary comparisons: Relation − MHA, and best Relation − best attention ("": open)."""
-    fits = {name: best_rate(arm_runs) for name, arm_runs in search_runs(runs).groupby("variant")}
     best = []
     for kind in PAIRED[::-1]:
-        kind_fits = {name: fit for name, fit in fits.items() if of_kind(name, kind)}
+        kind_fits = {name: fit for name, fit in fitted_rates(runs).items() if of_kind(name, kind)}
         is_open = not kind_fits or any(rate is None for rate, _ in kind_fits.values())
         best.append("" if is_open else min(kind_fits, key=lambda name: kind_fits[name][1]))
     return list(dict.fromkeys([PAIRED[::-1], tuple(best)]))
@@ -277,23 +281,22 @@ def verdict(row: Any) -> str:
 def arm_sections(runs: pd.DataFrame, probes: pd.DataFrame, steps: pd.DataFrame) -> list[Section]:
     """Arms at 10M at the rate of each: on fresh seeds and, until all have these, on the seeds of
     the search. Raises InputError where the fresh runs of an arm have other rates than it gave."""
-    fresh, tried, best = runs_of(runs, "10M"), search_runs(runs), runs_at_best_rate(runs)
+    fresh, best = runs_of(runs, "10M"), runs_at_best_rate(runs)
+    fitted = {name: rate for name, (rate, _) in fitted_rates(runs).items() if rate}
     tables = {}
     if len(fresh):
         for variant, arm_runs in fresh.groupby("variant"):
-            fitted, _ = best_rate(tried[tried["variant"] == variant])
             rates = arm_runs["learning_rate"].unique()
-            if fitted and not np.isclose(rates, fitted).all():
-                listed = ", ".join(f"{rate:.3g}" for rate in rates)
+            if variant in fitted and not np.isclose(rates, fitted[variant]).all():
+                listed, planned = ", ".join(f"{rate:.3g}" for rate in rates), fitted[variant]
                 raise InputError(
-                    f"fresh runs of {variant} have rates {listed}; its search gives {fitted:.3g}"
+                    f"fresh runs of {variant} have rates {listed}; its search gives {planned:.3g}"
                 )
         tables["arms"] = arm_table(fresh, probes, steps)
     if len(best) and not set(ARMS) <= set(fresh["variant"]):
         table = arm_table(best, probes, steps)
-        rates = {title(v): best_rate(arm)[0] for v, arm in tried.groupby("variant")}
-        fitted = [f"{rates[name]:.3g}" if rates[name] else "open" for name in table["variant"]]
-        table.insert(2, "fitted rate", fitted)
+        shown = {title(name): f"{rate:.3g}" for name, rate in fitted.items()}
+        table.insert(2, "fitted rate", table["variant"].map(shown).fillna("open"))
         # Speeds that most lack compare nothing, and no best rate has a divergence.
         dropped = [name for name in SPEEDS if name in table and (table[name] == UNMEASURED).any()]
         tables["search"] = table.drop(columns=["diverged", *dropped])
@@ -445,7 +448,7 @@ def rates(runs: pd.DataFrame, folder: Path) -> list[Section]:
     runs, parts = runs[runs["variation"].str.startswith("rate")], []
     for scale, scale_runs in runs.groupby("scale"):
         name = "rates" if scale == "10M" else f"rates-{scale}"
-        # At 30M each arm tries a rate of its own and, of both sides, the same multiples of it.
+        # At 30M each arm tries a rate of its own and the same multiples of it.
         factor, sign = scale_runs["variation"].str.partition("-")[2], "" if scale == "10M" else "×"
         rate = factor.astype(float) if sign else scale_runs["learning_rate"]
         scale_runs = scale_runs.assign(rate=rate)
@@ -461,12 +464,9 @@ def rates(runs: pd.DataFrame, folder: Path) -> list[Section]:
                 n = diverged.at[variant, rate]
                 row[f"{sign}{rate:.3g}"] = f"{n:.0f} diverged" if n > 0 else number(mean, ".4f")
             rows.append(row | {"best rate": f"{best:.3g}" if best else "open"})
-        unit = (
-            (1, "learning rate beside the variant’s first")
-            if sign
-            else (1e3, "learning rate (10⁻³)")
-        )
-        save(_rate_panels(scale_runs, means, *unit), folder / f"{name}.svg")
+        times, unit = (1, ", times the variant’s first") if sign else (1e3, " (10⁻³)")
+        panels = _rate_panels(scale_runs, means, times, f"learning rate{unit}")
+        save(panels, folder / f"{name}.svg")
         parts.append(Section(name, pd.DataFrame(rows), figure=True))
     return parts
 
