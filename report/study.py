@@ -429,7 +429,8 @@ def head_start(runs: pd.DataFrame, probes: pd.DataFrame, folder: Path) -> Sectio
         for part in (0.2, 0.5):  # of the training tokens
             early = estimates[min(tokens, key=lambda t: abs(t - part * tokens[-1]))]
             row[f"after {part:.0%}"] = signed(early)
-            share = f"{early.value / final.value:.0%}".replace("-", "−")
+            times = early.value / final.value
+            share = (f"{times:.0%}" if abs(times) < 2 else f"{times:.1f} times").replace("-", "−")
             excludes_zero = final.low > 0 or final.high < 0
             row[f"share at {part:.0%}"] = share if excludes_zero else "no sure end"
         rows.append(row | {"at the end": signed(final)})
