@@ -14,6 +14,9 @@ from relation.kernels.flash_relation.launches import (
 
 # Gluon is experimental and its names change: the kernels are compiled and tested with these.
 OLDEST_TRITON, NEWEST_TRITON = (3, 6), (3, 8)
+# Where several groups of warps share tiles: with rows of all heads for more than two of their
+# blocks, of up to 192 rows, a multiprocessor, and so many of each that those past its end are few.
+LARGE, LONG = 65_536, 2048
 
 
 def why_triton(name: str, launches: Launches, dtype: torch.dtype) -> str | None:
@@ -39,9 +42,17 @@ def _why_no_gluon() -> str | None:
     )
 
 
-def chosen(name: str, launches: Launches, dtype: torch.dtype) -> GluonLaunch | None:
-    """How a pass is launched in Gluon, or None where it runs in Triton: `why_triton` says why."""
-    return None if why_triton(name, launches, dtype) else launches.gluon(name)
+def chosen(
+    name: str, launches: Launches, owned: torch.Tensor, documents: bool
+) -> GluonLaunch | None:
+    """How a pass that owns rows of `owned` (B, H, T, D) is launched in Gluon.
+
+    None where it runs in Triton: `why_triton` says why.
+    """
+    if why_triton(name, launches, owned.dtype):
+        return None
+    B, H, T, _ = owned.shape
+    return launches.gluon(name, large=not documents and T >= LONG and B * H * T >= LARGE)
 
 
 def describe_passes(device: torch.device, dtype: torch.dtype, head_dim: int) -> str:

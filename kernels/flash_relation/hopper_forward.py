@@ -1,6 +1,6 @@
 """`portable.forward_kernel` in Gluon, for BF16 on Hopper: without a running maximum.
 
-`hopper_tiles` explains what Gluon adds. The consumer keeps one product ahead: while it turns the
+`hopper_tiles` explains what Gluon adds. A consumer keeps one product ahead: while it turns the
 scores of a tile into weights, the tensor cores still add the tile before to z.
 """
 
@@ -10,7 +10,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
     tma,
-    warpgroup_mma,
     warpgroup_mma_init,
     warpgroup_mma_wait,
 )
@@ -22,8 +21,11 @@ from relation.kernels.flash_relation.hopper_tiles import (
     allocate_ring,
     allocate_tiles,
     allocate_work,
+    await_scores,
     await_slot,
+    await_sum,
     begin_scores,
+    begin_sum,
     bound_of,
     end_work,
     factors,
@@ -37,6 +39,7 @@ from relation.kernels.flash_relation.hopper_tiles import (
     no_product,
     only_seen,
     partial_sums,
+    pass_by,
     place_of,
     products,
     receive,
@@ -53,11 +56,12 @@ from relation.kernels.flash_relation.hopper_tiles import (
 @gluon.jit
 def _producer(
     tiles, sizes, counter, memory,
-    GROUP: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, TILE: gl.constexpr,
+    MEMBERS: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, GROUPS: gl.constexpr,
+    TILE: gl.constexpr,
 ):  # fmt: skip
     """Bring each block's rows of p1, then the history that they see, up to the diagonal.
 
-    TILE: bytes of a tile.
+    MEMBERS: heads of p1 that share one of p2; TILE: bytes of a tile.
     """
     p1_tiles, p2_tiles, info_tiles = tiles
     heads, blocks, all_blocks, H, documents = sizes
@@ -70,18 +74,20 @@ def _producer(
         head, place = place_of(block, heads, blocks)
         b, h = head // H, head % H
         # The last rows have the longest history, so they start first.
-        i_start = (blocks - 1 - place) * BLOCK
+        i_block = (blocks - 1 - place) * (BLOCK * GROUPS)
         slot = slot_of(turn, SLOTS)
         await_slot(free, turn, SLOTS)
-        hand_over(work, slot, b, h, i_start, block)
-        mbarrier.expect(ready.index(slot), TILE)
-        fetch(p1_tiles, b, h, i_start, p1, slot, ready.index(slot))
-        first, whole = scan_of(documents, b, i_start, False)
-        for step in range(first, whole + 1):
+        hand_over(work, slot, b, h, i_block, block)
+        mbarrier.expect(ready.index(slot), TILE * GROUPS)
+        for g in gl.static_range(GROUPS):
+            at = slot * GROUPS + g
+            fetch(p1_tiles, b, h, i_block + BLOCK * g, p1, at, ready.index(slot))
+        first, whole = scan_of(documents, b, i_block, False)
+        for step in range(first, whole + GROUPS):
             mbarrier.wait(empty.index(stage), phase)
             mbarrier.expect(full.index(stage), 2 * TILE)
-            fetch(p2_tiles, b, h // GROUP, step * BLOCK, p2, stage, full.index(stage))
-            fetch(info_tiles, b, h // GROUP, step * BLOCK, info, stage, full.index(stage))
+            fetch(p2_tiles, b, h // MEMBERS, step * BLOCK, p2, stage, full.index(stage))
+            fetch(info_tiles, b, h // MEMBERS, step * BLOCK, info, stage, full.index(stage))
             stage, phase = next_stage(stage, phase, STAGES)
         turn += 1
         block = next_block(counter)
@@ -100,8 +106,9 @@ def _exponents(u, SCALE: gl.constexpr, SCALED: gl.constexpr):
 
 @gluon.jit
 def _consumer(
-    given, memory, TRANSPORT_SELF: gl.constexpr, WIDE: gl.constexpr, REST: gl.constexpr,
-    STAGES: gl.constexpr, SLOTS: gl.constexpr, SCALE: gl.constexpr, SCALED: gl.constexpr,
+    ME: gl.constexpr, given, memory, TRANSPORT_SELF: gl.constexpr, WIDE: gl.constexpr,
+    REST: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, GROUPS: gl.constexpr,
+    SCALE: gl.constexpr, SCALED: gl.constexpr,
 ):  # fmt: skip
     y_tiles, lam, gate_logit, log_norm, sizes, T, tau = given
     _, _, _, H, documents = sizes
@@ -117,12 +124,13 @@ def _consumer(
     turn = 0
     w = gl.zeros([BLOCK, BLOCK], DTYPE, factors(WIDE))
     z = no_product(WIDE)
-    if REST > 0:
-        z_rest = no_product(REST)
-    b, h, i_start = receive(work, ready, turn, SLOTS)
+    z_rest = no_product(REST) if REST > 0 else z
+    b, h, i_block = receive(work, ready, turn, SLOTS)
     while b >= 0:
         slot = slot_of(turn, SLOTS)
-        p1_i = tile_at(p1, slot)
+        place = slot * GROUPS + ME
+        i_start = i_block + BLOCK * ME
+        p1_i = tile_at(p1, place)
         if SCALED:
             scale_tile(p1_i[0], 0.5 * SCALE)
         leave_slot(free, slot, turn, SLOTS, False)
@@ -135,36 +143,33 @@ def _consumer(
                 stage, phase = next_stage(stage, phase, STAGES)
                 mbarrier.wait(full.index(stage), phase)
                 u = begin_scores(p1_i, tile_at(p2, stage), REST)
-                if REST > 0:
-                    u, z, z_rest, w = warpgroup_mma_wait(0, deps=[u, z, z_rest, w])
-                else:
-                    u, z, w = warpgroup_mma_wait(0, deps=[u, z, w])
-                if step > first:
+                u, w, z, z_rest = await_scores(
+                    u, w, tile_at(info, before), z, z_rest, step > first + 1, 0, REST, GROUPS
+                )
+                if GROUPS == 1 and step > first:
                     leave(empty.index(before))
                 e2 = _exponents(u, SCALE, SCALED)
                 weight = gl.exp2(
                     only_seen(e2, None if WHOLE else documents, start_i, step * BLOCK, False)
                 )
                 history += partial_sums(weight)
+                if GROUPS > 1:
+                    weight, w, z, z_rest = await_sum(weight, w, z, z_rest, REST)
+                    if step > first:
+                        leave(empty.index(before))
                 w = gl.convert_layout(weight.to(DTYPE), factors(WIDE))
-                info_j = tile_at(info, stage)
-                z = warpgroup_mma(w, info_j[0], z, use_acc=step > first, is_async=True)
-                if REST > 0:
-                    w_rest = gl.convert_layout(w, factors(REST))
-                    z_rest = warpgroup_mma(
-                        w_rest, info_j[1], z_rest, use_acc=step > first, is_async=True
-                    )
+                if GROUPS == 1:
+                    z, z_rest = begin_sum(w, tile_at(info, stage), z, z_rest, step > first, REST)
 
         # The diagonal.
         before = stage
         stage, phase = next_stage(stage, phase, STAGES)
         mbarrier.wait(full.index(stage), phase)
         u = begin_scores(p1_i, tile_at(p2, stage), REST)
-        if REST > 0:
-            u, z, z_rest, w = warpgroup_mma_wait(0, deps=[u, z, z_rest, w])
-        else:
-            u, z, w = warpgroup_mma_wait(0, deps=[u, z, w])
-        if i_start > first * BLOCK:
+        u, w, z, z_rest = await_scores(
+            u, w, tile_at(info, before), z, z_rest, i_start > first * BLOCK + BLOCK, 0, REST, GROUPS
+        )
+        if GROUPS == 1 and i_start > first * BLOCK:
             leave(empty.index(before))
         j = gl.expand_dims(gl.arange(0, BLOCK, gl.SliceLayout(0, S)), 0)
         i = gl.arange(0, BLOCK, gl.SliceLayout(1, S))
@@ -179,14 +184,12 @@ def _consumer(
         history += partial_sums(weight)
         if TRANSPORT_SELF:
             weight = gl.where(own, gl.exp2(gl.expand_dims(self2, 1)), weight)
+        if GROUPS > 1:
+            weight, w, z, z_rest = await_sum(weight, w, z, z_rest, REST)
+            if i_start > first * BLOCK:
+                leave(empty.index(before))
         w = gl.convert_layout(weight.to(DTYPE), factors(WIDE))
-        info_j = tile_at(info, stage)
-        z = warpgroup_mma(w, info_j[0], z, use_acc=i_start > first * BLOCK, is_async=True)
-        if REST > 0:
-            w_rest = gl.convert_layout(w, factors(REST))
-            z_rest = warpgroup_mma(
-                w_rest, info_j[1], z_rest, use_acc=i_start > first * BLOCK, is_async=True
-            )
+        z, z_rest = begin_sum(w, tile_at(info, stage), z, z_rest, i_start > first * BLOCK, REST)
 
         l_i = join_sums(history)
         l_all = l_i + gl.exp2(self2)
@@ -209,10 +212,13 @@ def _consumer(
             y_rest *= gl.expand_dims(gl.convert_layout(share, gl.SliceLayout(1, products(REST))), 1)
             p1_i[1].store(y_rest.to(DTYPE))
         fence_async_shared()
-        send(y_tiles, b, h, i_start, p1, slot)
+        send(y_tiles, b, h, i_start, p1, place)
+        for _g in gl.static_range(ME + 1, GROUPS):
+            stage, phase = next_stage(stage, phase, STAGES)
+            pass_by(full, empty, stage, phase)
         leave_slot(free, slot, turn, SLOTS, True)
         turn += 1
-        b, h, i_start = receive(work, ready, turn, SLOTS)
+        b, h, i_block = receive(work, ready, turn, SLOTS)
     tma.store_wait(0)
 
 
@@ -221,25 +227,34 @@ def hopper_forward_kernel(
     p1_tiles, p1_rests, p2_tiles, p2_rests, info_tiles, info_rests, y_tiles, y_rests,
     counter, lam, starts, gate_logit, log_norm, heads, blocks, all_blocks, H, T, tau,
     TRANSPORT_SELF: gl.constexpr, WIDE: gl.constexpr, REST: gl.constexpr, SCALE: gl.constexpr,
-    STAGES: gl.constexpr, SLOTS: gl.constexpr, SCALED: gl.constexpr, GROUP: gl.constexpr,
-    PRODUCER_REGISTERS: gl.constexpr,
+    STAGES: gl.constexpr, SLOTS: gl.constexpr, GROUPS: gl.constexpr, SCALED: gl.constexpr,
+    MEMBERS: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
+    gl.static_assert(GROUPS == 1 or (GROUPS <= 3 and starts is None))
     # torch.compile passes Python numbers in FP64, which would widen everything they touch.
     tau = gl.cast(tau, gl.float32)
     tiles = (p1_tiles, p1_rests), (p2_tiles, p2_rests), (info_tiles, info_rests)
-    p1 = allocate_tiles(SLOTS, tiles[0])
+    p1 = allocate_tiles(SLOTS * GROUPS, tiles[0])
     p2, info = allocate_tiles(STAGES, tiles[1]), allocate_tiles(STAGES, tiles[2])
-    full, empty = allocate_ring(STAGES)
-    ready, free = allocate_ring(SLOTS)
+    full, empty = allocate_ring(STAGES, GROUPS)
+    ready, free = allocate_ring(SLOTS, GROUPS)
     memory = p1, p2, info, full, empty, ready, free, allocate_work()
     sizes = heads, blocks, all_blocks, H, starts if starts is None else (starts, T)
     given = (y_tiles, y_rests), lam, gate_logit, log_norm, sizes, T, tau
     TILE: gl.constexpr = 2 * BLOCK * (WIDE + REST)
     gl.warp_specialize(
         [
-            (_consumer, (given, memory, TRANSPORT_SELF, WIDE, REST, STAGES, SLOTS, SCALE, SCALED)),
-            (_producer, (tiles, sizes, counter, memory, GROUP, STAGES, SLOTS, TILE)),
-        ],
-        [1],
-        [PRODUCER_REGISTERS],
-    )
+            (_consumer, (
+                0, given, memory, TRANSPORT_SELF, WIDE, REST, STAGES, SLOTS, GROUPS, SCALE, SCALED,
+            )),
+            (_producer, (tiles, sizes, counter, memory, MEMBERS, STAGES, SLOTS, GROUPS, TILE)),
+            (_consumer, (
+                1, given, memory, TRANSPORT_SELF, WIDE, REST, STAGES, SLOTS, GROUPS, SCALE, SCALED,
+            )),
+            (_consumer, (
+                2, given, memory, TRANSPORT_SELF, WIDE, REST, STAGES, SLOTS, GROUPS, SCALE, SCALED,
+            )),
+        ][: GROUPS + 1],
+        [1, 4, 4][:GROUPS],
+        [PRODUCER_REGISTERS, CONSUMER_REGISTERS, CONSUMER_REGISTERS][:GROUPS],
+    )  # fmt: skip

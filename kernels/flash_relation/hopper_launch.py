@@ -25,7 +25,7 @@ from relation.kernels.flash_relation.launches import (
 from relation.kernels.flash_relation.portable import scales_exactly
 
 # The producer's warp, and the three idle ones that make it a warp group, keep the fewest that the
-# hardware allows; the consumer takes what they leave.
+# hardware allows; the consumers share what they leave.
 PRODUCER_REGISTERS = 24
 
 
@@ -58,6 +58,12 @@ def _describe_numbers(x: Tensor, T: int) -> TensorDescriptor:
     return TensorDescriptor(x, shape, strides, [1, GLUON_BLOCK], numbers_layout())
 
 
+def consumer_registers(launch: GluonLaunch) -> int:
+    """Of a thread of every consumer but the first, which gets the rest; they come in eights."""
+    all_registers = launch.registers * (launch.groups + 1)
+    return (all_registers - PRODUCER_REGISTERS) // launch.groups // 8 * 8
+
+
 def _launch(
     kernel, launch: GluonLaunch, given: tuple, owned: Tensor, scanned: Tensor, numbers: tuple,
     transport_self: bool,
@@ -67,15 +73,16 @@ def _launch(
     given: the kernel's tensors and descriptors; numbers: its last arguments.
     """
     _, H, _, D = owned.shape
-    heads, blocks, groups = grid(owned, GLUON_BLOCK)
-    all_blocks = heads * blocks * groups
+    heads, blocks, rounds = grid(owned, GLUON_BLOCK * launch.groups)
+    all_blocks = heads * blocks * rounds
     wide, rest = split_width(D)
     programs = min(all_blocks, launch.programs * multiprocessors(owned.device))
     kernel[(programs,)](
         *given, heads, blocks, all_blocks, H, *numbers,
         TRANSPORT_SELF=transport_self, WIDE=wide, REST=rest, SCALE=1 / math.sqrt(D),
-        STAGES=launch.stages, SLOTS=launch.slots, SCALED=scales_exactly(owned),
-        GROUP=max(H, scanned.shape[1]) // min(H, scanned.shape[1]),
+        STAGES=launch.stages, SLOTS=launch.slots, GROUPS=launch.groups,
+        SCALED=scales_exactly(owned), MEMBERS=max(H, scanned.shape[1]) // min(H, scanned.shape[1]),
+        CONSUMER_REGISTERS=consumer_registers(launch),
         PRODUCER_REGISTERS=PRODUCER_REGISTERS, **launch.options(),
     )  # fmt: skip
 
@@ -102,7 +109,8 @@ def launch_backward(
     # Of each head three planes, from the first kernel to the second: -n and -G . Y of its rows, and
     # what flows through Self.
     row_sums = log_norm.new_empty((B * H, 3, -(-T // 4) * 4))
-    parts = log_norm.new_empty(B * H * -(-T // GLUON_BLOCK))
+    groups = p1_launch.groups
+    parts = log_norm.new_empty(B * H * -(-T // (GLUON_BLOCK * groups)) * groups)
     dlam = log_norm.new_empty(())
     counters = p1.new_zeros(2, dtype=torch.int32)
     norms, logits, sums = (_describe_numbers(x, T) for x in (log_norm, gate_logit, row_sums))

@@ -1,6 +1,6 @@
 """The backward pass over rows, `portable.p1_kernel`, in Gluon, for BF16 on Hopper.
 
-`hopper_tiles` explains what Gluon adds. While the consumer turns the scores of a tile into dU, the
+`hopper_tiles` explains what Gluon adds. While a consumer turns the scores of a tile into dU, the
 tensor cores still add the tile before to the gradient of p1. The diagonal comes last, when all that
 flows through Self is known: its gradient is then one more entry of dU.
 """
@@ -11,7 +11,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
     tma,
-    warpgroup_mma,
     warpgroup_mma_init,
     warpgroup_mma_wait,
 )
@@ -23,8 +22,11 @@ from relation.kernels.flash_relation.hopper_tiles import (
     allocate_row_numbers,
     allocate_tiles,
     allocate_work,
+    await_scores,
     await_slot,
+    await_sum,
     begin_scores,
+    begin_sum,
     block_of,
     bound_of,
     end_work,
@@ -40,6 +42,7 @@ from relation.kernels.flash_relation.hopper_tiles import (
     no_product,
     only_seen,
     partial_sums,
+    pass_by,
     place_of,
     products,
     receive,
@@ -58,11 +61,13 @@ from relation.kernels.flash_relation.hopper_tiles import (
 @gluon.jit
 def _producer(
     tiles, numbers, sizes, counters, memory,
-    GROUP: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, TILE: gl.constexpr,
+    MEMBERS: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, GROUPS: gl.constexpr,
+    TILE: gl.constexpr,
 ):  # fmt: skip
     """Bring each block's rows, then its Y, then the history that they see, up to the diagonal.
 
-    Y takes a stage of p2. counters: of these blocks and of p2_info's; TILE: bytes of a tile.
+    Y takes a stage: p2's place, and a second group's Y information's. counters: of these blocks and
+    of p2_info's; MEMBERS: heads of p1 that share one of p2; TILE: bytes of a tile.
     """
     p1_tiles, dy_tiles, y_tiles, p2_tiles, info_tiles = tiles
     norm_tiles, logit_tiles = numbers
@@ -76,26 +81,31 @@ def _producer(
         head, place = place_of(block, heads, blocks)
         b, h = head // H, head % H
         # The last rows have the longest history, so they start first.
-        i_start = (blocks - 1 - place) * BLOCK
+        i_block = (blocks - 1 - place) * (BLOCK * GROUPS)
         slot = slot_of(turn, SLOTS)
         arrival = ready.index(slot)
         await_slot(free, turn, SLOTS)
-        hand_over(work, slot, b, h, i_start, block)
-        mbarrier.expect(arrival, 2 * TILE + 2 * 4 * BLOCK)
-        fetch(p1_tiles, b, h, i_start, p1, slot, arrival)
-        fetch(dy_tiles, b, h, i_start, dy, slot, arrival)
-        fetch_row_numbers(norm_tiles, head, i_start, norms, slot, arrival)
-        fetch_row_numbers(logit_tiles, head, i_start, logits, slot, arrival)
+        hand_over(work, slot, b, h, i_block, block)
+        mbarrier.expect(arrival, (2 * TILE + 2 * 4 * BLOCK) * GROUPS)
+        for g in gl.static_range(GROUPS):
+            at = slot * GROUPS + g
+            i_start = i_block + BLOCK * g
+            fetch(p1_tiles, b, h, i_start, p1, at, arrival)
+            fetch(dy_tiles, b, h, i_start, dy, at, arrival)
+            fetch_row_numbers(norm_tiles, head, i_start, norms, at, arrival)
+            fetch_row_numbers(logit_tiles, head, i_start, logits, at, arrival)
         mbarrier.wait(empty.index(stage), phase)
-        mbarrier.expect(full.index(stage), TILE)
-        fetch(y_tiles, b, h, i_start, p2, stage, full.index(stage))
+        mbarrier.expect(full.index(stage), TILE * GROUPS)
+        fetch(y_tiles, b, h, i_block, p2, stage, full.index(stage))
+        if GROUPS > 1:
+            fetch(y_tiles, b, h, i_block + BLOCK, info, stage, full.index(stage))
         stage, phase = next_stage(stage, phase, STAGES)
-        first, whole = scan_of(documents, b, i_start, False)
-        for step in range(first, whole + 1):
+        first, whole = scan_of(documents, b, i_block, False)
+        for step in range(first, whole + GROUPS):
             mbarrier.wait(empty.index(stage), phase)
             mbarrier.expect(full.index(stage), 2 * TILE)
-            fetch(p2_tiles, b, h // GROUP, step * BLOCK, p2, stage, full.index(stage))
-            fetch(info_tiles, b, h // GROUP, step * BLOCK, info, stage, full.index(stage))
+            fetch(p2_tiles, b, h // MEMBERS, step * BLOCK, p2, stage, full.index(stage))
+            fetch(info_tiles, b, h // MEMBERS, step * BLOCK, info, stage, full.index(stage))
             stage, phase = next_stage(stage, phase, STAGES)
         turn += 1
         block = next_block(counters)
@@ -111,8 +121,9 @@ def _mean_h(y, dy):
 
 @gluon.jit
 def _consumer(
-    given, memory, TRANSPORT_SELF: gl.constexpr, WIDE: gl.constexpr, REST: gl.constexpr,
-    STAGES: gl.constexpr, SLOTS: gl.constexpr, SCALE: gl.constexpr, SCALED: gl.constexpr,
+    ME: gl.constexpr, given, memory, TRANSPORT_SELF: gl.constexpr, WIDE: gl.constexpr,
+    REST: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, GROUPS: gl.constexpr,
+    SCALE: gl.constexpr, SCALED: gl.constexpr,
 ):  # fmt: skip
     dp1_tiles, sums_tiles, dlam_partial, sizes, tau = given
     _, _, _, H, documents = sizes
@@ -122,27 +133,30 @@ def _consumer(
     # Tiles that every row sees have a loop of their own, without a mask.
     SPLIT: gl.constexpr = documents is not None
     HALF_SCALE: gl.constexpr = 0.5 * SCALE
+    # Of U, of H and of dU each: columns are one or two tiles.
+    PRODUCTS: gl.constexpr = 2 if REST > 0 else 1
     stage = 0
     phase = 0
     turn = 0
     du = gl.zeros([BLOCK, BLOCK], DTYPE, factors(WIDE))
     dp1_i = no_product(WIDE)
-    if REST > 0:
-        dp1_rest = no_product(REST)
-    b, h, i_start = receive(work, ready, turn, SLOTS)
+    dp1_rest = no_product(REST) if REST > 0 else dp1_i
+    b, h, i_block = receive(work, ready, turn, SLOTS)
     while b >= 0:
         slot = slot_of(turn, SLOTS)
-        p1_i = tile_at(p1, slot)
-        dy_i = tile_at(dy, slot)
-        norm_i = row_numbers(norms, slot)
+        place = slot * GROUPS + ME
+        i_start = i_block + BLOCK * ME
+        p1_i = tile_at(p1, place)
+        dy_i = tile_at(dy, place)
+        norm_i = row_numbers(norms, place)
         mbarrier.wait(full.index(stage), phase)
-        y_i = tile_at(p2, stage)
+        y_i = tile_at(p2 if ME == 0 else info, stage)
         mean_h_i = _mean_h(y_i[0], dy_i[0])
         if REST > 0:
             mean_h_i += _mean_h(y_i[1], dy_i[1])
         # p2_info subtracts them, so it gets them negative.
-        means.index(slot).reshape([BLOCK]).store(-mean_h_i)
-        norms.index(slot).reshape([BLOCK]).store(-norm_i)
+        means.index(place).reshape([BLOCK]).store(-mean_h_i)
+        norms.index(place).reshape([BLOCK]).store(-norm_i)
         if SCALED:
             scale_tile(p1_i[0], HALF_SCALE)
         norm_i, mean_h_i = gl.expand_dims(norm_i, 1), gl.expand_dims(mean_h_i, 1)
@@ -159,12 +173,12 @@ def _consumer(
                 p2_j = tile_at(p2, stage)
                 u = begin_scores(p1_i, p2_j, REST)
                 h_ij = begin_scores(dy_i, tile_at(info, stage), REST)
-                # All but H's products: its columns are one or two tiles.
-                if REST > 0:
-                    u, dp1_i, dp1_rest, du = warpgroup_mma_wait(2, deps=[u, dp1_i, dp1_rest, du])
-                else:
-                    u, dp1_i, du = warpgroup_mma_wait(1, deps=[u, dp1_i, du])
-                leave(empty.index(before))
+                u, du, dp1_i, dp1_rest = await_scores(
+                    u, du, tile_at(p2, before), dp1_i, dp1_rest, step > first + 1, PRODUCTS, REST,
+                    GROUPS,
+                )  # fmt: skip
+                if GROUPS == 1:
+                    leave(empty.index(before))
                 half_u = u if SCALED else u * HALF_SCALE
                 t = tanh(half_u)
                 e = half_u * t + half_u
@@ -172,17 +186,20 @@ def _consumer(
                 f = gl.exp2(
                     only_seen(log2_f, None if WHOLE else documents, start_i, step * BLOCK, False)
                 )
-                h_ij = warpgroup_mma_wait(0, deps=[h_ij])
+                if GROUPS > 1:
+                    h_ij, f = warpgroup_mma_wait(PRODUCTS, deps=[h_ij, f])
+                else:
+                    h_ij = warpgroup_mma_wait(0, deps=[h_ij])
                 history += partial_sums(f * h_ij)
                 de = f * (h_ij - mean_h_i)
                 # Twice dU / scale: the factor is applied once, to the sum.
-                du = gl.convert_layout((de * ((e - e * t) + t) + de).to(DTYPE), factors(WIDE))
-                dp1_i = warpgroup_mma(du, p2_j[0], dp1_i, use_acc=step > first, is_async=True)
-                if REST > 0:
-                    du_rest = gl.convert_layout(du, factors(REST))
-                    dp1_rest = warpgroup_mma(
-                        du_rest, p2_j[1], dp1_rest, use_acc=step > first, is_async=True
-                    )
+                du_ij = de * ((e - e * t) + t) + de
+                if GROUPS > 1:
+                    du_ij, du, dp1_i, dp1_rest = await_sum(du_ij, du, dp1_i, dp1_rest, REST)
+                    leave(empty.index(before))
+                du = gl.convert_layout(du_ij.to(DTYPE), factors(WIDE))
+                if GROUPS == 1:
+                    dp1_i, dp1_rest = begin_sum(du, p2_j, dp1_i, dp1_rest, step > first, REST)
 
         # The diagonal is last: all that flows through Self is known then.
         before = stage
@@ -191,13 +208,18 @@ def _consumer(
         p2_j = tile_at(p2, stage)
         u = begin_scores(p1_i, p2_j, REST)
         h_ij = begin_scores(dy_i, tile_at(info, stage), REST)
-        if REST > 0:
+        if GROUPS > 1:
+            more = i_start > first * BLOCK + BLOCK
+            dp1_i, dp1_rest = begin_sum(du, tile_at(p2, before), dp1_i, dp1_rest, more, REST)
+            u, h_ij = warpgroup_mma_wait(PRODUCTS, deps=[u, h_ij])
+        elif REST > 0:
             u, h_ij, dp1_i, dp1_rest, du = warpgroup_mma_wait(
                 0, deps=[u, h_ij, dp1_i, dp1_rest, du]
             )
         else:
             u, h_ij, dp1_i, du = warpgroup_mma_wait(0, deps=[u, h_ij, dp1_i, du])
-        leave(empty.index(before))
+        if GROUPS == 1:
+            leave(empty.index(before))
         half_u = u if SCALED else u * HALF_SCALE
         t = tanh(half_u)
         e = half_u * t + half_u
@@ -214,27 +236,25 @@ def _consumer(
         du_ij = de * ((e - e * t) + t) + de
         # As in `portable.p1_kernel`: in FP32 from the scores.
         da = join_sums(history)
-        logit = row_numbers(logits, slot)
+        logit = row_numbers(logits, place)
         if TRANSPORT_SELF:
             da -= sigmoid(logit) * h_self
         da *= sigmoid(-logit)
         s = sigmoid(u_self * (2.0 / tau if SCALED else SCALE / tau))
         du_self_i = -da * s * (1.0 - s) * (SCALE / tau)
-        logits.index(slot).reshape([BLOCK]).store(du_self_i)
+        logits.index(place).reshape([BLOCK]).store(du_self_i)
         # Of rows past the end G and with it da is 0.
         dlam = gl.sum(-da * gl.log((i_start + i - start_i + 1).to(gl.float32)), 0)
-        gl.store(dlam_partial + block_of(work, slot), dlam)
+        gl.store(dlam_partial + (block_of(work, slot) * GROUPS + ME), dlam)
         if SCALED:
             # No product reads these numbers, but the check of fences cannot tell them from a tile.
             fence_async_shared()
         du_ij = gl.where(own, gl.expand_dims(du_self_i * (2.0 / SCALE), 1), du_ij)
+        if GROUPS > 1:
+            du_ij, du, dp1_i, dp1_rest = await_sum(du_ij, du, dp1_i, dp1_rest, REST)
+            leave(empty.index(before))
         du = gl.convert_layout(du_ij.to(DTYPE), factors(WIDE))
-        dp1_i = warpgroup_mma(du, p2_j[0], dp1_i, use_acc=i_start > first * BLOCK, is_async=True)
-        if REST > 0:
-            du_rest = gl.convert_layout(du, factors(REST))
-            dp1_rest = warpgroup_mma(
-                du_rest, p2_j[1], dp1_rest, use_acc=i_start > first * BLOCK, is_async=True
-            )
+        dp1_i, dp1_rest = begin_sum(du, p2_j, dp1_i, dp1_rest, i_start > first * BLOCK, REST)
 
         if REST > 0:
             sum_i, sum_rest, du = warpgroup_mma_wait(0, deps=[dp1_i, dp1_rest, du])
@@ -249,14 +269,17 @@ def _consumer(
         if REST > 0:
             p1_i[1].store((sum_rest * HALF_SCALE).to(DTYPE))
         fence_async_shared()
-        send(dp1_tiles, b, h, i_start, p1, slot)
+        send(dp1_tiles, b, h, i_start, p1, place)
         sums_row = 3 * (b * H + h)
-        send_row_numbers(sums_tiles, sums_row, i_start, norms, slot)
-        send_row_numbers(sums_tiles, sums_row + 1, i_start, means, slot)
-        send_row_numbers(sums_tiles, sums_row + 2, i_start, logits, slot)
+        send_row_numbers(sums_tiles, sums_row, i_start, norms, place)
+        send_row_numbers(sums_tiles, sums_row + 1, i_start, means, place)
+        send_row_numbers(sums_tiles, sums_row + 2, i_start, logits, place)
+        for _g in gl.static_range(ME + 1, GROUPS):
+            pass_by(full, empty, stage, phase)
+            stage, phase = next_stage(stage, phase, STAGES)
         leave_slot(free, slot, turn, SLOTS, True)
         turn += 1
-        b, h, i_start = receive(work, ready, turn, SLOTS)
+        b, h, i_block = receive(work, ready, turn, SLOTS)
     tma.store_wait(0)
 
 
@@ -266,9 +289,11 @@ def hopper_p1_kernel(
     info_tiles, info_rests, dp1_tiles, dp1_rests, norm_tiles, logit_tiles, sums_tiles,
     counters, starts, dlam_partial, heads, blocks, all_blocks, H, T, tau,
     TRANSPORT_SELF: gl.constexpr, WIDE: gl.constexpr, REST: gl.constexpr, SCALE: gl.constexpr,
-    STAGES: gl.constexpr, SLOTS: gl.constexpr, SCALED: gl.constexpr, GROUP: gl.constexpr,
-    PRODUCER_REGISTERS: gl.constexpr,
+    STAGES: gl.constexpr, SLOTS: gl.constexpr, GROUPS: gl.constexpr, SCALED: gl.constexpr,
+    MEMBERS: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
+    # A stage has two places for Y.
+    gl.static_assert(GROUPS == 1 or (GROUPS == 2 and starts is None))
     # torch.compile passes Python numbers in FP64, which would widen everything they touch.
     tau = gl.cast(tau, gl.float32)
     tiles = (
@@ -278,20 +303,28 @@ def hopper_p1_kernel(
     numbers = norm_tiles, logit_tiles
     sizes = heads, blocks, all_blocks, H, starts if starts is None else (starts, T)
     given = (dp1_tiles, dp1_rests), sums_tiles, dlam_partial, sizes, tau
-    p1, dy = allocate_tiles(SLOTS, tiles[0]), allocate_tiles(SLOTS, tiles[1])
+    OWNED: gl.constexpr = SLOTS * GROUPS
+    p1, dy = allocate_tiles(OWNED, tiles[0]), allocate_tiles(OWNED, tiles[1])
     p2, info = allocate_tiles(STAGES, tiles[3]), allocate_tiles(STAGES, tiles[4])
-    norms = allocate_row_numbers(SLOTS, norm_tiles)
-    logits = allocate_row_numbers(SLOTS, logit_tiles)
-    means = allocate_row_numbers(SLOTS, sums_tiles)
-    full, empty = allocate_ring(STAGES)
-    ready, free = allocate_ring(SLOTS)
+    norms = allocate_row_numbers(OWNED, norm_tiles)
+    logits = allocate_row_numbers(OWNED, logit_tiles)
+    means = allocate_row_numbers(OWNED, sums_tiles)
+    full, empty = allocate_ring(STAGES, GROUPS)
+    ready, free = allocate_ring(SLOTS, GROUPS)
     memory = p1, dy, p2, info, norms, logits, means, full, empty, ready, free, allocate_work()
     TILE: gl.constexpr = 2 * BLOCK * (WIDE + REST)
     gl.warp_specialize(
         [
-            (_consumer, (given, memory, TRANSPORT_SELF, WIDE, REST, STAGES, SLOTS, SCALE, SCALED)),
-            (_producer, (tiles, numbers, sizes, counters, memory, GROUP, STAGES, SLOTS, TILE)),
-        ],
-        [1],
-        [PRODUCER_REGISTERS],
-    )
+            (_consumer, (
+                0, given, memory, TRANSPORT_SELF, WIDE, REST, STAGES, SLOTS, GROUPS, SCALE, SCALED,
+            )),
+            (_producer, (
+                tiles, numbers, sizes, counters, memory, MEMBERS, STAGES, SLOTS, GROUPS, TILE,
+            )),
+            (_consumer, (
+                1, given, memory, TRANSPORT_SELF, WIDE, REST, STAGES, SLOTS, GROUPS, SCALE, SCALED,
+            )),
+        ][: GROUPS + 1],
+        [1, 4][:GROUPS],
+        [PRODUCER_REGISTERS, CONSUMER_REGISTERS][:GROUPS],
+    )  # fmt: skip

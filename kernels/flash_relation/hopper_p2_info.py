@@ -1,8 +1,9 @@
 """The backward pass over history of `portable.p2_info_kernel` in Gluon, for BF16 on Hopper.
 
 `hopper_tiles` explains what Gluon adds. Scores are formed transposed, P2 P1^T, so that F^T and dU^T
-are left factors, from registers. The consumer keeps one pair of products ahead: while it works on
-the scores of a tile, the tensor cores still add the tile before to the gradients.
+are left factors, from registers. A consumer keeps products ahead: while it works on the scores of a
+tile, the tensor cores still add the tile before to the gradients, with several groups to that of p2
+alone.
 """
 
 from triton.experimental import gluon
@@ -11,7 +12,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
     tma,
-    warpgroup_mma,
+    warpgroup_mma_init,
     warpgroup_mma_wait,
 )
 
@@ -23,7 +24,9 @@ from relation.kernels.flash_relation.hopper_tiles import (
     allocate_tiles,
     allocate_work,
     await_slot,
+    await_sum,
     begin_scores,
+    begin_sum,
     bound_of,
     end_work,
     factors,
@@ -36,6 +39,7 @@ from relation.kernels.flash_relation.hopper_tiles import (
     next_block,
     next_stage,
     only_seen,
+    pass_by,
     place_of,
     products,
     receive,
@@ -52,12 +56,14 @@ from relation.kernels.flash_relation.hopper_tiles import (
 @gluon.jit
 def _producer(
     tiles, numbers, sizes, counters, memory,
-    GROUP: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, TILE: gl.constexpr,
+    MEMBERS: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, GROUPS: gl.constexpr,
+    TILE: gl.constexpr,
 ):  # fmt: skip
     """Bring each block's history, then the rows that read it: of each head of p1 in turn.
 
     The first of these rows are the block's own, and bring what flows through Self. heads and H
-    count heads of p2; counters: p1's blocks and these; TILE: bytes of a tile.
+    count heads of p2; counters: p1's blocks and these; MEMBERS: heads of p1 that share one of p2;
+    TILE: bytes of a tile.
     """
     p2_tiles, info_tiles, p1_tiles, dy_tiles = tiles
     logit_tiles, sums_tiles = numbers
@@ -72,29 +78,31 @@ def _producer(
         # The first of history is read by the most rows, so it starts first.
         shared, place = place_of(block, heads, blocks)
         b, h = shared // H, shared % H
-        j_start = place * BLOCK
+        j_block = place * (BLOCK * GROUPS)
         slot = slot_of(turn, SLOTS)
         await_slot(free, turn, SLOTS)
-        hand_over(work, slot, b, h, j_start, block)
-        mbarrier.expect(ready.index(slot), 2 * TILE)
-        fetch(p2_tiles, b, h, j_start, p2, slot, ready.index(slot))
-        fetch(info_tiles, b, h, j_start, info, slot, ready.index(slot))
+        hand_over(work, slot, b, h, j_block, block)
+        mbarrier.expect(ready.index(slot), 2 * TILE * GROUPS)
+        for g in gl.static_range(GROUPS):
+            at = slot * GROUPS + g
+            fetch(p2_tiles, b, h, j_block + BLOCK * g, p2, at, ready.index(slot))
+            fetch(info_tiles, b, h, j_block + BLOCK * g, info, at, ready.index(slot))
         if documents is not None:
-            steps = _tiles_of_rows(documents, b, j_start)
-        for member in range(GROUP):
-            head = shared * GROUP + member
-            for step in range(blocks - place if documents is None else steps):
-                i_start = j_start + step * BLOCK
+            steps = _tiles_of_rows(documents, b, j_block)
+        for member in range(MEMBERS):
+            head = shared * MEMBERS + member
+            for step in range((blocks - place) * GROUPS if documents is None else steps):
+                i_start = j_block + step * BLOCK
                 arrival = full.index(stage)
                 mbarrier.wait(empty.index(stage), phase)
-                if step == 0:
+                if step < GROUPS:
                     mbarrier.expect(arrival, 2 * TILE + 4 * NUMBERS)
                     fetch_row_numbers(logit_tiles, head, i_start, logits, stage, arrival)
                     fetch_row_numbers(sums_tiles, 3 * head + 2, i_start, selves, stage, arrival)
                 else:
                     mbarrier.expect(arrival, 2 * TILE + 2 * NUMBERS)
-                fetch(p1_tiles, b, h * GROUP + member, i_start, p1, stage, arrival)
-                fetch(dy_tiles, b, h * GROUP + member, i_start, dy, stage, arrival)
+                fetch(p1_tiles, b, h * MEMBERS + member, i_start, p1, stage, arrival)
+                fetch(dy_tiles, b, h * MEMBERS + member, i_start, dy, stage, arrival)
                 fetch_row_numbers(sums_tiles, 3 * head, i_start, norms, stage, arrival)
                 fetch_row_numbers(sums_tiles, 3 * head + 1, i_start, means, stage, arrival)
                 stage, phase = next_stage(stage, phase, STAGES)
@@ -124,9 +132,10 @@ def _down(numbers, stage):
 
 @gluon.jit
 def _scan_head(
-    seen, p2_j, info_j, stage, phase, dp2_j, dp2_rest, dinfo_j, dinfo_rest, memory,
-    TRANSPORT_SELF: gl.constexpr, WIDE: gl.constexpr, REST: gl.constexpr, STAGES: gl.constexpr,
-    SCALE: gl.constexpr, SCALED: gl.constexpr, ALONE: gl.constexpr,
+    ME: gl.constexpr, seen, p2_j, info_j, stage, phase, dp2_j, dp2_rest, dinfo_j, dinfo_rest,
+    memory, TRANSPORT_SELF: gl.constexpr, WIDE: gl.constexpr, REST: gl.constexpr,
+    STAGES: gl.constexpr, GROUPS: gl.constexpr, SCALE: gl.constexpr, SCALED: gl.constexpr,
+    ALONE: gl.constexpr,
 ):  # fmt: skip
     """Add what the rows of a head give to the gradients of the history at j_start.
 
@@ -138,12 +147,21 @@ def _scan_head(
     DTYPE: gl.constexpr = p1[0].dtype
     S: gl.constexpr = products(BLOCK)
     HALF_SCALE: gl.constexpr = 0.5 * SCALE
-    # H's products begin before U's are waited for, while registers last. Above 64 columns they do
-    # not hold the factors of the step before as well: at 80 ptxas would serialise all (C7512).
-    H_FIRST: gl.constexpr = WIDE + REST <= 64
+    # Of U, of H and of either gradient each: columns are one or two tiles.
+    PRODUCTS: gl.constexpr = 2 if REST > 0 else 1
+    # H's products begin before U's are waited for, while registers last. Above 64 columns one group
+    # has none for the factors of the step before as well: at 80 ptxas would serialise all (C7512).
+    H_FIRST: gl.constexpr = WIDE + REST <= 64 or GROUPS > 1
+    # Several groups end dinfo's product within its step, or ptxas would serialise all (C7512), and
+    # begin dp2's in the next step, behind H's. At 128 columns, which are one tile, registers do not
+    # last for that: dp2's begins at once.
+    LATE: gl.constexpr = GROUPS > 1 and WIDE + REST < 128
     # Tiles whose rows all see the block need no mask, where registers last for a loop of their own.
     SPLIT: gl.constexpr = documents is not None and REST == 0
 
+    for _g in gl.static_range(ME):
+        pass_by(full, empty, stage, phase)
+        stage, phase = next_stage(stage, phase, STAGES)
     # The diagonal.
     mbarrier.wait(full.index(stage), phase)
     p1_i = tile_at(p1, stage)
@@ -169,13 +187,15 @@ def _scan_head(
         ft = gl.where(own, sigmoid(-_down(logits, stage)), ft)
     ft = gl.convert_layout(ft.to(DTYPE), factors(WIDE))
     dut = gl.convert_layout(dut.to(DTYPE), factors(WIDE))
-    dinfo_j = warpgroup_mma(ft, dy_i[0], dinfo_j, use_acc=not ALONE, is_async=True)
-    dp2_j = warpgroup_mma(dut, p1_i[0], dp2_j, use_acc=not ALONE, is_async=True)
-    if REST > 0:
-        ft_rest = gl.convert_layout(ft, factors(REST))
-        dut_rest = gl.convert_layout(dut, factors(REST))
-        dinfo_rest = warpgroup_mma(ft_rest, dy_i[1], dinfo_rest, use_acc=not ALONE, is_async=True)
-        dp2_rest = warpgroup_mma(dut_rest, p1_i[1], dp2_rest, use_acc=not ALONE, is_async=True)
+    dinfo_j, dinfo_rest = begin_sum(ft, dy_i, dinfo_j, dinfo_rest, not ALONE, REST)
+    if GROUPS > 1:
+        dut, ft, dinfo_j, dinfo_rest = await_sum(dut, ft, dinfo_j, dinfo_rest, REST)
+    if LATE:
+        dp2_j = warpgroup_mma_init(dp2_j)
+        if REST > 0:
+            dp2_rest = warpgroup_mma_init(dp2_rest)
+    else:
+        dp2_j, dp2_rest = begin_sum(dut, p1_i, dp2_j, dp2_rest, not ALONE, REST)
 
     for MASKED in gl.static_range(2 if SPLIT else 1):
         end = whole if SPLIT and not MASKED else tiles
@@ -185,13 +205,22 @@ def _scan_head(
             mbarrier.wait(full.index(stage), phase)
             p1_i = tile_at(p1, stage)
             dy_i = tile_at(dy, stage)
-            # Read ahead of the products, which take long enough for it.
-            minus_norm, minus_mean = _along(norms, stage), _along(means, stage)
+            # Read ahead of the products, which take long enough for it. Several groups have no
+            # registers for the second yet.
+            minus_norm = _along(norms, stage)
+            if GROUPS == 1:
+                minus_mean = _along(means, stage)
             ut = begin_scores(p2_j, p1_i, REST)
             if H_FIRST:
                 ht = begin_scores(info_j, dy_i, REST)
-            # All but H's products: its columns are one or two tiles.
-            if REST > 0:
+            if LATE:
+                add = not ALONE or step > 1
+                dp2_j, dp2_rest = begin_sum(dut, tile_at(p1, before), dp2_j, dp2_rest, add, REST)
+                ut = warpgroup_mma_wait(2 * PRODUCTS, deps=[ut])
+            # All but H's products, of one or two tiles.
+            elif GROUPS > 1:
+                ut, dut, dp2_j = warpgroup_mma_wait(PRODUCTS, deps=[ut, dut, dp2_j])
+            elif REST > 0:
                 ut, dinfo_j, dp2_j, dinfo_rest, dp2_rest, ft, dut = warpgroup_mma_wait(
                     2 if H_FIRST else 0, deps=[ut, dinfo_j, dp2_j, dinfo_rest, dp2_rest, ft, dut]
                 )
@@ -199,11 +228,11 @@ def _scan_head(
                 ut, dinfo_j, dp2_j, ft, dut = warpgroup_mma_wait(
                     1 if H_FIRST else 0, deps=[ut, dinfo_j, dp2_j, ft, dut]
                 )
-            if H_FIRST:
-                leave(empty.index(before))
-            else:
+            if not H_FIRST:
                 ht = begin_scores(info_j, dy_i, REST)
                 leave_together(empty.index(before))
+            elif not LATE:
+                leave(empty.index(before))
             half_u = ut if SCALED else ut * HALF_SCALE
             t = tanh(half_u)
             e = half_u * t + half_u
@@ -214,18 +243,22 @@ def _scan_head(
             # Twice dU / scale but for its factor H - G . Y: one tile waits for H and not three.
             slope = weight * ((e - e * t) + t) + weight
             ft = gl.convert_layout(weight.to(DTYPE), factors(WIDE))
-            dinfo_j = warpgroup_mma(ft, dy_i[0], dinfo_j, is_async=True)
-            if REST > 0:
-                ft_rest = gl.convert_layout(ft, factors(REST))
-                dinfo_rest = warpgroup_mma(ft_rest, dy_i[1], dinfo_rest, is_async=True)
-                ht, slope = warpgroup_mma_wait(2, deps=[ht, slope])
-            else:
-                ht, slope = warpgroup_mma_wait(1, deps=[ht, slope])
+            dinfo_j, dinfo_rest = begin_sum(ft, dy_i, dinfo_j, dinfo_rest, True, REST)
+            if GROUPS > 1:
+                minus_mean = _along(means, stage)
+            ht, slope = warpgroup_mma_wait(PRODUCTS, deps=[ht, slope])
+            if LATE:
+                # It began between H's products and dinfo's, so the wait above has covered it.
+                slope, dut, dp2_j, dp2_rest = await_sum(slope, dut, dp2_j, dp2_rest, REST, PRODUCTS)
+                leave(empty.index(before))
             dut = gl.convert_layout((slope * (ht + minus_mean)).to(DTYPE), factors(WIDE))
-            dp2_j = warpgroup_mma(dut, p1_i[0], dp2_j, is_async=True)
-            if REST > 0:
-                dut_rest = gl.convert_layout(dut, factors(REST))
-                dp2_rest = warpgroup_mma(dut_rest, p1_i[1], dp2_rest, is_async=True)
+            if GROUPS > 1:
+                dut, ft, dinfo_j, dinfo_rest = await_sum(dut, ft, dinfo_j, dinfo_rest, REST)
+            if not LATE:
+                dp2_j, dp2_rest = begin_sum(dut, p1_i, dp2_j, dp2_rest, True, REST)
+    if LATE:
+        add = not ALONE or tiles > 1
+        dp2_j, dp2_rest = begin_sum(dut, tile_at(p1, stage), dp2_j, dp2_rest, add, REST)
     if REST > 0:
         dinfo_j, dp2_j, dinfo_rest, dp2_rest, ft, dut = warpgroup_mma_wait(
             0, deps=[dinfo_j, dp2_j, dinfo_rest, dp2_rest, ft, dut]
@@ -250,9 +283,9 @@ def _add_up(dlam_partial, dlam, parts):
 
 @gluon.jit
 def _consumer(
-    given, memory, TRANSPORT_SELF: gl.constexpr, WIDE: gl.constexpr, REST: gl.constexpr,
-    STAGES: gl.constexpr, SLOTS: gl.constexpr, SCALE: gl.constexpr, SCALED: gl.constexpr,
-    GROUP: gl.constexpr,
+    ME: gl.constexpr, given, memory, TRANSPORT_SELF: gl.constexpr, WIDE: gl.constexpr,
+    REST: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, GROUPS: gl.constexpr,
+    SCALE: gl.constexpr, SCALED: gl.constexpr, MEMBERS: gl.constexpr,
 ):  # fmt: skip
     results, sizes, parts, T = given
     _, _, _, _, documents = sizes
@@ -260,16 +293,18 @@ def _consumer(
     p2, info, _, _, _, _, _, _, _, _, ready, free, work = memory
     DTYPE: gl.constexpr = p2[0].dtype
     HALF_SCALE: gl.constexpr = 0.5 * SCALE
-    if gl.program_id(0) == 0:
+    if ME == 0 and gl.program_id(0) == 0:
         _add_up(dlam_partial, dlam, parts)
     stage = 0
     phase = 0
     turn = 0
-    b, h, j_start = receive(work, ready, turn, SLOTS)
+    b, h, j_block = receive(work, ready, turn, SLOTS)
     while b >= 0:
         slot = slot_of(turn, SLOTS)
-        p2_j = tile_at(p2, slot)
-        info_j = tile_at(info, slot)
+        place = slot * GROUPS + ME
+        j_start = j_block + BLOCK * ME
+        p2_j = tile_at(p2, place)
+        info_j = tile_at(info, place)
         if SCALED:
             scale_tile(p2_j[0], HALF_SCALE)
         leave_slot(free, slot, turn, SLOTS, False)
@@ -279,17 +314,17 @@ def _consumer(
         if REST > 0:
             dp2_rest = gl.zeros([BLOCK, REST], gl.float32, products(REST))
             dinfo_rest = gl.zeros([BLOCK, REST], gl.float32, products(REST))
-        tiles = (T - j_start + BLOCK - 1) // BLOCK
+        tiles = (T - j_block + BLOCK * GROUPS - 1) // (BLOCK * GROUPS) * GROUPS - ME
         whole = tiles
         if documents is not None:
             tiles = _tiles_of_rows(documents, b, j_start)
             whole = (bound_of(documents, b, j_start) - j_start) // BLOCK
         row = gl.arange(0, BLOCK, gl.SliceLayout(1, products(BLOCK)))
         seen = tiles, whole, documents, bound_of(documents, b, j_start + row) - j_start
-        for _member in range(GROUP):
+        for _member in range(MEMBERS):
             dp2_j, dp2_rest, dinfo_j, dinfo_rest, stage, phase = _scan_head(
-                seen, p2_j, info_j, stage, phase, dp2_j, dp2_rest, dinfo_j, dinfo_rest, memory,
-                TRANSPORT_SELF, WIDE, REST, STAGES, SCALE, SCALED, GROUP == 1,
+                ME, seen, p2_j, info_j, stage, phase, dp2_j, dp2_rest, dinfo_j, dinfo_rest, memory,
+                TRANSPORT_SELF, WIDE, REST, STAGES, GROUPS, SCALE, SCALED, MEMBERS == 1,
             )  # fmt: skip
         # The gradients take the places of p2 and of information.
         p2_j[0].store((dp2_j * HALF_SCALE).to(DTYPE))
@@ -298,11 +333,11 @@ def _consumer(
             p2_j[1].store((dp2_rest * HALF_SCALE).to(DTYPE))
             info_j[1].store(dinfo_rest.to(DTYPE))
         fence_async_shared()
-        send(dp2_tiles, b, h, j_start, p2, slot)
-        send(dinfo_tiles, b, h, j_start, info, slot)
+        send(dp2_tiles, b, h, j_start, p2, place)
+        send(dinfo_tiles, b, h, j_start, info, place)
         leave_slot(free, slot, turn, SLOTS, True)
         turn += 1
-        b, h, j_start = receive(work, ready, turn, SLOTS)
+        b, h, j_block = receive(work, ready, turn, SLOTS)
     tma.store_wait(0)
 
 
@@ -312,22 +347,24 @@ def hopper_p2_info_kernel(
     dp2_tiles, dp2_rests, dinfo_tiles, dinfo_rests, logit_tiles, sums_tiles,
     counters, ends, dlam_partial, dlam, heads, blocks, all_blocks, H, T, parts,
     TRANSPORT_SELF: gl.constexpr, WIDE: gl.constexpr, REST: gl.constexpr, SCALE: gl.constexpr,
-    STAGES: gl.constexpr, SLOTS: gl.constexpr, SCALED: gl.constexpr, GROUP: gl.constexpr,
-    PRODUCER_REGISTERS: gl.constexpr,
+    STAGES: gl.constexpr, SLOTS: gl.constexpr, GROUPS: gl.constexpr, SCALED: gl.constexpr,
+    MEMBERS: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     tiles = (
         (p2_tiles, p2_rests), (info_tiles, info_rests), (p1_tiles, p1_rests), (dy_tiles, dy_rests),
     )  # fmt: skip
+    gl.static_assert(GROUPS == 1 or (GROUPS == 2 and ends is None))
     numbers = logit_tiles, sums_tiles
     sizes = heads, blocks, all_blocks, H, ends if ends is None else (ends, T)
-    p2, info = allocate_tiles(SLOTS, tiles[0]), allocate_tiles(SLOTS, tiles[1])
+    OWNED: gl.constexpr = SLOTS * GROUPS
+    p2, info = allocate_tiles(OWNED, tiles[0]), allocate_tiles(OWNED, tiles[1])
     p1, dy = allocate_tiles(STAGES, tiles[2]), allocate_tiles(STAGES, tiles[3])
     norms = allocate_row_numbers(STAGES, sums_tiles)
     means = allocate_row_numbers(STAGES, sums_tiles)
     selves = allocate_row_numbers(STAGES, sums_tiles)
     logits = allocate_row_numbers(STAGES, logit_tiles)
-    full, empty = allocate_ring(STAGES)
-    ready, free = allocate_ring(SLOTS)
+    full, empty = allocate_ring(STAGES, GROUPS)
+    ready, free = allocate_ring(SLOTS, GROUPS)
     memory = (
         p2, info, p1, dy, norms, means, logits, selves, full, empty, ready, free, allocate_work()
     )  # fmt: skip
@@ -336,12 +373,18 @@ def hopper_p2_info_kernel(
     TILE: gl.constexpr = 2 * BLOCK * (WIDE + REST)
     gl.warp_specialize(
         [
-            (
-                _consumer,
-                (given, memory, TRANSPORT_SELF, WIDE, REST, STAGES, SLOTS, SCALE, SCALED, GROUP),
-            ),
-            (_producer, (tiles, numbers, sizes, counters, memory, GROUP, STAGES, SLOTS, TILE)),
-        ],
-        [1],
-        [PRODUCER_REGISTERS],
-    )
+            (_consumer, (
+                0, given, memory, TRANSPORT_SELF, WIDE, REST, STAGES, SLOTS, GROUPS, SCALE, SCALED,
+                MEMBERS,
+            )),
+            (_producer, (
+                tiles, numbers, sizes, counters, memory, MEMBERS, STAGES, SLOTS, GROUPS, TILE,
+            )),
+            (_consumer, (
+                1, given, memory, TRANSPORT_SELF, WIDE, REST, STAGES, SLOTS, GROUPS, SCALE, SCALED,
+                MEMBERS,
+            )),
+        ][: GROUPS + 1],
+        [1, 4][:GROUPS],
+        [PRODUCER_REGISTERS, CONSUMER_REGISTERS][:GROUPS],
+    )  # fmt: skip

@@ -7,19 +7,30 @@ memory. A product's result has Hopper's own layout (`products`), with 16 rows in
 has its left factor (`factors`). `convert_layout` changes one into another, here without moving a
 number between threads.
 
-Warp specialisation. A program has four warps that compute, the consumer, and one that asks TMA for
-tiles, the producer, which leaves most of its registers to the consumer.
+Warp specialisation. A program has GROUPS groups of four warps that compute, the consumers, and one
+warp that asks TMA for tiles, the producer, which leaves most of its registers to the consumers.
+
+Groups. Each consumer, ME of GROUPS, owns 64 rows of the program's block and keeps their sums; all
+read the same scanned tiles, which travel once for GROUPS x 64 rows. A scan covers what any group
+needs, and a group leaves unread the tiles that only others need (`pass_by`). With documents there
+is one group: more rows would see more documents, and a scan would be longer.
+
+Order of products. One group begins the product of a step's weights at the end of that step and
+waits for it in the next. In this order ptxas serialises all products of several groups (C7512).
+They begin it in the next step, behind that step's scores (`await_scores`), and wait for it at that
+step's end (`await_sum`). One group is slower in this order. `hopper_p2_info` has another order.
 
 mbarriers. A counter in shared memory that completes a phase, 0, 1, 0 and so on, when its arrivals
 are there and, where one announced some, TMA's bytes. `wait(barrier, phase)` returns once that phase
 is complete; a new barrier counts as having completed phase 1.
 
 Rings. Tiles that are scanned travel in STAGES stages: the producer waits until a stage is `empty`,
-TMA's bytes make it `full`, the consumer's arrivals `empty` again. What a block owns travels the
+TMA's bytes make it `full`, the consumers' arrivals `empty` again. What a block owns travels the
 same way in SLOTS slots, `ready` and `free`, with its place in `work`: with two the next block's
-tiles come while the consumer still ends this one, with one when it has. A result leaves from the
-slot of the rows that it belongs to. The producer arrives once, each thread of the consumer for
-itself (`leave`): for one arrival of all four warps they would have to meet once more at every tile.
+tiles come while the consumers still end this one, with one when they have. A slot holds a tile for
+each group, at slot * GROUPS + ME. A result leaves from the place of the rows that it belongs to.
+The producer arrives once, each thread of a consumer for itself (`leave`): for one arrival of all
+four warps they would have to meet once more at every tile.
 
 wgmma. `warpgroup_mma(..., is_async=True)` only begins a product; `warpgroup_mma_wait(n, deps)`
 waits until at most n are under way. `deps` must name every register that they read or write, and
@@ -48,6 +59,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     tma,
     warpgroup_mma,
     warpgroup_mma_init,
+    warpgroup_mma_wait,
 )
 
 from relation.kernels.flash_relation.launches import GLUON_BLOCK
@@ -101,9 +113,9 @@ def allocate_barriers(count: gl.constexpr, arrivals: gl.constexpr = 1):
 
 
 @gluon.jit
-def allocate_ring(count: gl.constexpr):
-    """The barriers on which `count` stages or slots fill and are left."""
-    return allocate_barriers(count), allocate_barriers(count, THREADS)
+def allocate_ring(count: gl.constexpr, GROUPS: gl.constexpr):
+    """The barriers on which `count` stages or slots fill and are left by all groups."""
+    return allocate_barriers(count), allocate_barriers(count, THREADS * GROUPS)
 
 
 @gluon.jit
@@ -214,6 +226,55 @@ def begin_scores(left, right, REST: gl.constexpr):
 
 
 @gluon.jit
+def begin_sum(left, right, total, rest, add, REST: gl.constexpr):
+    """Begin total + left right, of a left factor in registers; where `add` is false left right.
+
+    total, rest: WIDE and REST columns.
+    """
+    total = warpgroup_mma(left, right[0], total, use_acc=add, is_async=True)
+    if REST > 0:
+        left = gl.convert_layout(left, factors(REST))
+        rest = warpgroup_mma(left, right[1], rest, use_acc=add, is_async=True)
+    return total, rest
+
+
+@gluon.jit
+def await_scores(
+    u, left, right, total, rest, add, BEHIND: gl.constexpr, REST: gl.constexpr,
+    GROUPS: gl.constexpr,
+):  # fmt: skip
+    """Wait for scores u, but not for BEHIND products that began after them.
+
+    left, right: the factors of the step before. With one group their product is under way, and is
+    waited for as well. With several it begins here, for `await_sum`. In a block's first step there
+    is no step before: the product is of leftovers, perhaps of a tile that TMA is overwriting. The
+    second step's replaces it, since `add` is false there as well.
+    """
+    if GROUPS > 1:
+        total, rest = begin_sum(left, right, total, rest, add, REST)
+        u = warpgroup_mma_wait(BEHIND + (2 if REST > 0 else 1), deps=[u])
+    elif REST > 0:
+        u, total, rest, left = warpgroup_mma_wait(BEHIND, deps=[u, total, rest, left])
+    else:
+        u, total, left = warpgroup_mma_wait(BEHIND, deps=[u, total, left])
+    return u, left, total, rest
+
+
+@gluon.jit
+def await_sum(done, left, total, rest, REST: gl.constexpr, BEHIND: gl.constexpr = 0):
+    """Wait for what `begin_sum` began, but not for BEHIND products that began after it.
+
+    done: what is computed before the wait.
+    """
+    if REST > 0:
+        done, left, total, rest = warpgroup_mma_wait(BEHIND, deps=[done, left, total, rest])
+        rest = warpgroup_mma_init(rest)
+    else:
+        done, left, total = warpgroup_mma_wait(BEHIND, deps=[done, left, total])
+    return done, left, warpgroup_mma_init(total), rest
+
+
+@gluon.jit
 def no_product(WIDTH: gl.constexpr):
     """What a block's first product of WIDTH columns takes the place of.
 
@@ -229,6 +290,13 @@ def next_stage(stage, phase, STAGES: gl.constexpr):
         stage = 0
         phase ^= 1
     return stage, phase
+
+
+@gluon.jit
+def pass_by(full, empty, stage, phase):
+    """Leave a stage unread whose tiles only other groups need."""
+    mbarrier.wait(full.index(stage), phase)
+    leave(empty.index(stage))
 
 
 @gluon.jit

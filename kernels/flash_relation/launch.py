@@ -30,7 +30,7 @@ def launch_forward(
     number n_i of which F_ij = 2^(E_ij log2(e) - n_i) for j < i. Only Y has a gradient.
     """
     launches = select_launches(p1.device, p1.element_size(), p1.shape[3])
-    gluon = chosen("forward", launches, p1.dtype)
+    gluon = chosen("forward", launches, p1, starts is not None)
     if launches.descriptors:
         p1, p2, info = map(aligned, (p1, p2, info))
     # In Gluon, TMA stores Y.
@@ -61,7 +61,8 @@ def launch_backward(
     bitwise equal gradients.
     """
     launches = select_launches(p1.device, p1.element_size(), p1.shape[3])
-    gluon = [chosen(name, launches, p1.dtype) for name in ("p1", "p2_info")]
+    owned = {"p1": p1, "p2_info": p2}
+    gluon = [chosen(name, launches, x, ends is not None) for name, x in owned.items()]
     if launches.descriptors:
         dy, p1, p2, info = map(aligned, (dy, p1, p2, info))
     with torch.cuda.device_of(p1):

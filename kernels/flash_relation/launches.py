@@ -2,7 +2,7 @@
 
 import functools
 import tomllib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -43,16 +43,18 @@ class GluonLaunch:
     """One pass in Gluon (`hopper_tiles`), in tiles of `GLUON_BLOCK` rows and columns.
 
     `stages` of scanned tiles under way, a cap on `registers` a thread before the warps share them
-    out anew, how many `programs` stay on a multiprocessor, and `slots` for what blocks own.
+    out anew, how many `programs` stay on a multiprocessor, `slots` for what blocks own, and
+    `groups` of four warps that share a program's scanned tiles: up to three, backward two.
     """
 
     stages: int
     registers: int
     programs: int
     slots: int = 2
+    groups: int = 1
 
     def options(self) -> dict[str, int]:
-        """Triton's launch options: of the consumer's warps, and of all before they share."""
+        """Triton's launch options: one consumer's warps, and every thread's cap at the start."""
         return {"num_warps": 4, "maxnreg": self.registers}
 
 
@@ -64,6 +66,7 @@ class Launches:
     hold are copied. On Hopper 16-bit entries must: Triton before 3.7.1 leaves out the fence that
     other copies need. `gluon_forward` and so on: passes that run in Gluon where `hopper.why_triton`
     has no reason against it; p1 leaves p2_info what no Triton kernel does, so both or neither.
+    `gluon_forward_large` and so on: for what `hopper.chosen` takes for large.
     """
 
     bits: int
@@ -77,6 +80,9 @@ class Launches:
     gluon_forward: GluonLaunch | None = None
     gluon_p1: GluonLaunch | None = None
     gluon_p2_info: GluonLaunch | None = None
+    gluon_forward_large: GluonLaunch | None = None
+    gluon_p1_large: GluonLaunch | None = None
+    gluon_p2_info_large: GluonLaunch | None = None
 
     def __post_init__(self):
         if (self.gluon_p1 is None) != (self.gluon_p2_info is None):
@@ -90,13 +96,10 @@ class Launches:
                 where = f"{name} at width {self.widest}"
                 raise ValueError(f"{where}: {scanned} does not divide {owned}")
 
-    def gluon(self, name: str) -> GluonLaunch | None:
+    def gluon(self, name: str, large: bool = False) -> GluonLaunch | None:
         """How one of `GLUON_PASSES` runs in Gluon, if it does."""
-        return getattr(self, f"gluon_{name}")
-
-    def in_triton(self) -> "Launches":
-        """The same, with every pass in Triton."""
-        return replace(self, **{f"gluon_{name}": None for name in GLUON_PASSES})
+        launch = getattr(self, f"gluon_{name}_large") if large else None
+        return launch or getattr(self, f"gluon_{name}")
 
 
 # One tile a block keeps the interpreter, which runs programs one after the other, short.
@@ -111,8 +114,10 @@ def load_launches(path: Path = FILE) -> dict[str, tuple[Launches, ...]]:
     """
 
     def read(entry: dict) -> Launches:
-        kinds = dict.fromkeys(PASSES, Launch) | {f"gluon_{x}": GluonLaunch for x in GLUON_PASSES}
-        return Launches(**{k: kinds[k](**x) if k in kinds else x for k, x in entry.items()})
+        def launch(key: str, x):
+            return GluonLaunch(**x) if key.startswith("gluon_") else Launch(**x)
+
+        return Launches(**{k: launch(k, x) if isinstance(x, dict) else x for k, x in entry.items()})
 
     return {
         name: tuple(sorted(map(read, entries), key=lambda launches: launches.widest))

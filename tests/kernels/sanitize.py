@@ -33,11 +33,15 @@ def coordinates(length: int, width: int, cut: int, dtype: torch.dtype) -> list[t
 
 
 def share_out_blocks() -> None:
-    """Let Gluon's programs be few, so that each takes several blocks and uses its slots again."""
+    """Let Gluon's programs be few, so that each takes several blocks and uses its slots again.
+
+    Without documents they have several groups of warps where a launch does.
+    """
     if torch.cuda.get_device_capability() == (9, 0):
-        from relation.kernels.flash_relation import hopper_launch
+        from relation.kernels.flash_relation import hopper, hopper_launch
 
         hopper_launch.multiprocessors = lambda device: 1
+        hopper.LARGE = hopper.LONG = 1
 
 
 def main() -> None:

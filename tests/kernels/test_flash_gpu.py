@@ -23,6 +23,8 @@ from relation.kernels.documents import Documents
 
 # Of launches.toml's entries for Hopper with passes in Gluon.
 GLUON_WIDTHS = (48, 64, 80, 96, 128)
+# Of those with launches of their own for many rows.
+LARGE_WIDTHS = (88, 96, 104, 128)
 
 # Where the documents of three rows of 700 tokens end: short ones, long ones and one of one token.
 ENDS = [[1, 2, 65, 128, 300, 301, 700], [700], [64, 400, 700]]
@@ -156,6 +158,34 @@ class TestOnDevice:
         assert_exact(sharing(inputs, 2), truth=alone, documents=documents, transport_self=False)
         # More blocks than an H200 has programs.
         assert_exact(draw(6, (1, 14, 2048, width), torch.bfloat16, "cuda"))
+
+    @pytest.mark.parametrize("width", LARGE_WIDTHS)
+    @pytest.mark.parametrize("programs", ["one for all blocks", "as shipped"])
+    def test_launches_for_many_rows_at_any_length(self, monkeypatch, width, programs):
+        from relation.kernels.flash_relation import hopper, hopper_launch
+
+        for bound in ("LARGE", "LONG"):
+            monkeypatch.setattr(hopper, bound, 1)
+        if programs == "one for all blocks":
+            monkeypatch.setattr(hopper_launch, "multiprocessors", lambda device: 1)
+        for length in (1, 64, 65, 128, 129, 192, 193, 1000):
+            inputs = draw(length, (max(1, 128 // length), 6, length, width), torch.bfloat16, "cuda")
+            assert_exact(inputs)
+            assert_exact(sharing(inputs, 2), transport_self=False)
+        documents, alone = in_documents(ENDS)
+        assert_exact(
+            draw(12, (3, 6, 700, width), torch.bfloat16, "cuda"), truth=alone, documents=documents
+        )
+        once = differentiate(kernels.flash_relation, inputs)
+        for _ in range(50):
+            again = differentiate(kernels.flash_relation, inputs)
+            assert all(map(torch.equal, once, again))
+
+    @pytest.mark.parametrize("width", LARGE_WIDTHS)
+    def test_as_many_rows_as_have_launches_of_their_own_and_fewer(self, width):
+        # Of all heads 65,536 rows and 65,504.
+        for length in (2048, 2047):
+            assert_exact(draw(length, (8, 4, length, width), torch.bfloat16, "cuda"))
 
     def test_torch_compile_sees_no_graph_break(self):
         def layer(p1, p2, info, lam):
