@@ -45,7 +45,8 @@ def add_lambda(
             "attn_implementation='relation' is for Llama-type models"
         )
     folder = Path(model.config._name_or_path if saved is None else saved)
-    stored, values = _saved_lambdas(folder), {}
+    prefix = f"{model.base_model_prefix}."  # which names in its base model lack
+    stored, values = _saved_lambdas(folder, prefix), {}
     for name, module in modules.items():
         config = getattr(module, "config", model.config)
         if config._attn_implementation != NAME:
@@ -56,12 +57,13 @@ def add_lambda(
         if saved is None and hasattr(module, "lam"):
             continue
         must_load = saved is not None or (init is None and getattr(config, "has_lambda", False))
-        if must_load and f"{name}.lam" not in stored:
+        key = f"{name}.lam".removeprefix(prefix)
+        if must_load and key not in stored:
             raise InputError(
                 f"{folder} has no {name}.lam, or is no folder here; give saved=, the folder of "
                 "safetensors that has it, or init= to begin anew"
             )
-        values[module] = stored.get(f"{name}.lam", 0.5 if init is None else init)
+        values[module] = stored.get(key, 0.5 if init is None else init)
     for module in modules.values():
         # In config.json: a saved model runs Relation unasked, or is refused without relation.hf.
         config = getattr(module, "config", model.config)
@@ -72,13 +74,13 @@ def add_lambda(
     return model
 
 
-def _saved_lambdas(folder: Path) -> dict[str, float]:
-    """The values of `lam` in a folder that `save_pretrained` wrote, by name; none elsewhere."""
+def _saved_lambdas(folder: Path, prefix: str) -> dict[str, float]:
+    """The values of `lam` in a folder that `save_pretrained` wrote, by name without the prefix."""
     values = {}
     for path in folder.glob("*.safetensors"):
         with safe_open(path, framework="pt") as file:
             names = [name for name in file.keys() if name.endswith(".lam")]  # noqa: SIM118
-            values |= {name: file.get_tensor(name).item() for name in names}
+            values |= {n.removeprefix(prefix): file.get_tensor(n).item() for n in names}
     return values
 
 
@@ -137,6 +139,14 @@ def _documents(mask: Tensor) -> Documents:
     return _DOCUMENTS[mask]
 
 
+def refuse_if(wrong: Tensor, problem: str) -> None:
+    """Raise InputError where `wrong`, () bool, is true; torch.compile's RuntimeError as it runs."""
+    if is_compiling():
+        torch._assert_async(~wrong, problem)
+    elif wrong:
+        raise InputError(problem)
+
+
 def _check_mask(mask: Tensor, n: int, T: int) -> None:
     """Raise InputError unless a mask is bool, (B, 1, n, T): each token sees itself, and none later.
 
@@ -148,8 +158,7 @@ def _check_mask(mask: Tensor, n: int, T: int) -> None:
             f"attention_mask is {mask.dtype}, {tuple(mask.shape)}; give the padding, (B, T), or "
             f"bool, (B, 1, {n}, {T})"
         )
-    traced = is_compiling()
-    version = None if traced or mask.is_inference() else mask._version
+    version = None if is_compiling() or mask.is_inference() else mask._version
     if n == 1 or (version is not None and _CAUSAL.get(mask) == version):
         return
     row, column = (torch.arange(size, device=mask.device) for size in (n, T))
@@ -158,11 +167,7 @@ def _check_mask(mask: Tensor, n: int, T: int) -> None:
     diagonal = ahead.amax().clamp(0, T - n)
     is_text = mask.any(-2)[..., diagonal + row]
     wrong = ((ahead > diagonal) | ((ahead < diagonal) & is_text)).any()
-    problem = "a token sees later ones, or not itself, and attn_implementation='relation' is causal"
-    if traced:
-        torch._assert_async(~wrong, problem)
-    elif wrong:
-        raise InputError(f"{problem}; give a causal mask")
+    refuse_if(wrong, "a token sees later ones, or not itself; give a causal attention_mask")
     if version is not None:
         _CAUSAL[mask] = version
 

@@ -21,6 +21,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 from transformers.utils import can_return_tuple
 
 from relation.errors import InputError
+from relation.hf.attention import refuse_if
 from relation.kernels.documents import Documents
 from relation.nn import Decoder, DecodeState
 from relation.nn.model import places_of
@@ -65,10 +66,8 @@ class RelationConfig(PretrainedConfig):
         if "transformers_version" not in options:  # which files have
             names = {*dir(self), *vars(PretrainedConfig()), *vars(GenerationConfig())}
             if unknown := sorted(options.keys() - names - {"attn_implementation"}):
-                raise InputError(
-                    f"RelationConfig has no {', '.join(unknown)}; its fields are "
-                    f"{', '.join(_FIELDS)}"
-                )
+                unknown, fields = ", ".join(unknown), ", ".join(_FIELDS)
+                raise InputError(f"RelationConfig has no {unknown}; its fields are {fields}")
         super().__init__(**options)
         self.model()  # refuses what is no model
 
@@ -201,10 +200,7 @@ class RelationModel(RelationPreTrainedModel):
         if cache is None and use_cache:
             cache = RelationCache(self.config)
         if not isinstance(cache, RelationCache | None):
-            raise InputError(
-                f"the cache is a {type(cache).__name__}; a Relation model takes "
-                "relation.hf.RelationCache(model.config)"
-            )
+            raise InputError(f"cache is a {type(cache).__name__}; give relation.hf.RelationCache")
         read = 0 if cache is None else cache.columns
         shape = tuple(input_ids.shape)
         for name, tensor, fits, advice in (
@@ -219,11 +215,9 @@ class RelationModel(RelationPreTrainedModel):
         if cache is None:
             states = self._states(input_ids, _documents(attention_mask, starts))
         else:
-            if starts is not None and bool(starts.any()):
-                raise InputError(
-                    "position_ids start a second document in a row of the cache; give each "
-                    "document a row, or leave out the cache and use_cache"
-                )
+            if starts is not None:
+                problem = "position_ids start a second document in a row of the cache"
+                refuse_if(starts.any(), f"{problem}; give each a row, or leave out the cache")
             states = self._continue(input_ids, attention_mask, cache.state)
             cache.columns += input_ids.shape[1]
         # By place: the cache's field has another name since transformers 5.24.
@@ -253,17 +247,22 @@ class RelationModel(RelationPreTrainedModel):
                 "RelationForCausalLM also labels and logits_to_keep"
             )
 
-    @torch.no_grad()
     def _continue(self, tokens: Tensor, mask: Tensor | None, state: DecodeState) -> Tensor:
         """States (B, n, d) of tokens that follow those that `state` has read."""
-        n = tokens.shape[1]
-        if mask is None or bool(mask[:, -n:].all()):
+        if mask is not None:
+            if state.length == 0:
+                return self._begin(tokens, mask, state)
+            refuse_if((mask[:, -tokens.shape[1] :] == 0).any(), "pad a cache's first block alone")
+        with torch.no_grad():  # begins after what may raise: a graph that raises leaves it on
             return self.decoder.states(tokens, state=state)
-        if state.length:
-            raise InputError(
-                f"{n} tokens after {state.length} read have padding among them; padding belongs to "
-                "the first block of a cache"
-            )
+
+    @torch.compiler.disable(reason="where a prompt is padded decides what is computed")
+    @torch.no_grad()
+    def _begin(self, tokens: Tensor, mask: Tensor, state: DecodeState) -> Tensor:
+        """`_continue` of a cache's first block, which may be padded."""
+        n = tokens.shape[1]
+        if mask.all():
+            return self.decoder.states(tokens, state=state)
         Documents.padded(mask)  # raises where text is missing or interrupted
         # A decode state wants every row to begin at once: rows move left, and their states back.
         first_text = (mask != 0).long().argmax(dim=1, keepdim=True)  # column, (B, 1)
@@ -354,9 +353,15 @@ class RelationForCausalLM(RelationPreTrainedModel, GenerationMixin):
         logits = self.model.decoder.logits(states[:, -logits_to_keep:])
         loss = None
         if labels is not None:
-            size = self.config.vocab_size
-            loss = self.loss_function(logits=logits, labels=labels, vocab_size=size, **options)
+            loss = self.loss_function(logits, labels, self.config.vocab_size, **options)
         return CausalLMOutputWithPast(loss, logits, *cache)
+
+    def _expand_inputs_for_generation(self, *, input_ids: Tensor, position_ids=None, **options):
+        """A row for each beam or text of a prompt; position_ids (1, T) hold for all of them."""
+        if position_ids is not None and len(position_ids) == 1:
+            position_ids = position_ids.expand(len(input_ids), -1)
+        options |= {"input_ids": input_ids, "position_ids": position_ids}
+        return super()._expand_inputs_for_generation(**options)
 
 
 AutoConfig.register(RelationConfig.model_type, RelationConfig)

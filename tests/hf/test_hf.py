@@ -167,14 +167,41 @@ def test_checkpointing_changes_no_gradient(variant):
 
 
 def test_compiled_without_a_break_padding_changes_nothing():
-    _, model = build("full", layers=1)
+    _, model = build("full", layers=2)
     given = left_padded(prompts()[:2])
     compiled = torch.compile(model, fullgraph=True, backend="eager")
-    actual, expected = (call(**given).logits for call in (compiled, model))
-    close(actual[given["attention_mask"].bool()], expected[given["attention_mask"].bool()])
-    given["attention_mask"] = given["attention_mask"] * 0
+    for mask in (given["attention_mask"], given["attention_mask"].flip(1)):
+        given["attention_mask"] = mask
+        actual, expected = (call(**given).logits[mask.bool()] for call in (compiled, model))
+        close(actual, expected)
+    given["attention_mask"] = mask * 0
     with pytest.raises(RuntimeError, match="has no text"):
         compiled(**given)
+
+
+def test_a_compiled_model_generates_and_decodes_without_a_break():
+    _, model = build("hybrid")
+    rows, given, n = prompts(), left_padded(prompts()[1:3]), 7
+    ids, mask = given.values()
+    expected, texts = model(**given).logits, generated(model, rows)
+    cache = model(ids[:, :n], attention_mask=mask[:, :n], use_cache=True)[1]
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    for t in range(n, ids.shape[1]):
+        read = {"attention_mask": mask[:, : t + 1], "past_key_values": cache}
+        close(compiled(ids[:, t : t + 1], **read).logits[:, 0], expected[:, t])
+    with pytest.raises(RuntimeError, match="first block alone"):
+        compiled(ids[:, :1], attention_mask=ids[:, :1] * 0, past_key_values=cache)
+    model.compile(backend="eager")
+    assert generated(model, rows) == texts and torch.is_grad_enabled()
+
+
+def test_positions_of_one_row_are_those_of_all_beams():
+    _, model = build("hybrid")
+    rows = [row.repeat(2) for row in (TOKENS[0, :5], TOKENS[1, :5])]
+    places = torch.arange(10)[None]
+    assert generated(model, rows, num_beams=2, position_ids=places) == generated(
+        model, rows, num_beams=2
+    )
 
 
 def flattened(rows: list[Tensor]) -> dict[str, Tensor]:
@@ -211,12 +238,12 @@ def test_packed_documents_have_the_logits_of_documents_alone(variant):
     [
         (False, {"attention_mask": GAP}, "2 pieces of text"),
         (False, {"attention_mask": GAP, "use_cache": True}, "2 pieces of text"),
-        (True, {"attention_mask": GAP}, "first block of a cache"),
+        (True, {"attention_mask": GAP}, "pad a cache's first block alone"),
         (True, {"position_ids": torch.arange(3)[None]}, "second document in a row of the cache"),
         (False, {"position_ids": torch.arange(2)[None]}, "shape (1, 2) and input_ids (1, 3)"),
         (False, {"attention_mask": torch.ones(1, 1, 3, 3)}, "shape (1, 1, 3, 3) and input_ids"),
         (True, {"attention_mask": torch.ones(1, 5)}, "shape (1, 5) and input_ids (1, 3)"),
-        (False, {"past_key_values": transformers.DynamicCache()}, "is a DynamicCache; a Relation"),
+        (False, {"past_key_values": transformers.DynamicCache()}, "is a DynamicCache; give"),
         (False, {"output_attentions": True}, "has no output_attentions; leave it out and"),
         (False, {"atention_mask": GAP}, "takes no atention_mask; it takes input_ids, attention_"),
         (False, {"cu_seq_lens_q": GAP}, "takes no cu_seq_lens_q; it takes"),

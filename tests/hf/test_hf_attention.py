@@ -197,6 +197,9 @@ def test_lambda_is_trained_saved_and_read_back(tmp_path):
     load = transformers.AutoModelForCausalLM.from_pretrained
     loaded, elsewhere = load(tmp_path), load(tmp_path)
     assert "add_lambda" in refusal(lambda: loaded(TOKENS))
+    # The base model's names lack a prefix.
+    base = add_lambda(transformers.AutoModel.from_pretrained(tmp_path))
+    assert torch.equal(base(TOKENS)[0], model.model(TOKENS)[0])
     # The folder that the model was loaded from has its values; a second call keeps trained ones.
     assert torch.equal(add_lambda(loaded)(TOKENS).logits, model(TOKENS).logits)
     saved = values[1].item()
