@@ -195,14 +195,14 @@ class Matrix:
 
     # Benchmarks, recall and checks take the options of the first variation.
 
-    @property
-    def key(self) -> dict[str, str]:
-        """Campaign and variation of benchmarks, recall and checks."""
-        return {"campaign": self.name, "variation": next(iter(self.variations))}
-
     def at(self, scale: str, variant: str = "full") -> dict:
         """The options of a variant at a scale."""
-        return self.options(scale, variant, self.variations[self.key["variation"]])
+        return self.options(scale, variant, next(iter(self.variations.values())))
+
+    def job(self, o: dict) -> dict:
+        """The fields of a `Job` that computes by these options."""
+        key = {"campaign": self.name, "variation": next(iter(self.variations))}
+        return key | {name: o[name] for name in ("precision", "compile", "device")}
 
     def optimizer(self, scale: str) -> dict:
         """The optimiser of a benchmark or of associative recall, without its rate."""
@@ -299,12 +299,11 @@ def bench_jobs(matrix: Matrix) -> list[Bench]:
             check_among(scale, matrix.section.scales, f"{where} names scale {scale!r}")
             o = matrix.at(scale)
             bench = Bench(
-                **matrix.key,
+                **matrix.job(o),
                 benchmark=name.replace("_", "-"),
                 scale=scale,
                 sides=tuple(sides(matrix, name, scale)),
                 optimizer=matrix.optimizer(scale) | {"learning_rate": o["learning_rate"]},
-                **{n: o[n] for n in ("precision", "compile", "device")},
                 **{n: getattr(systems, n) for n in _ROUNDS},
             )
             benches.append(bench)
@@ -334,11 +333,12 @@ def recall_jobs(matrix: Matrix) -> list[Recall]:
             raise InputError(f"{where}: warmup_updates reach beyond the plateau; lower them")
         shape = {"layout": layout, "vocab_size": section.vocabulary, "heads": section.heads}
         recall = Recall(
-            **matrix.key,
+            **matrix.job(o),
             mixer=mixer,
             models=tuple(replace(base, d_model=d, d_ff=2 * d, **shape) for d in section.widths),
             optimizer=matrix.optimizer(scale) | {"eps": section.adam_eps},
-            **{n: o[n] for n in ("plateau_fraction", "precision", "device", "compile", "backends")},
+            plateau_fraction=o["plateau_fraction"],
+            backends=o["backends"],
             **options,
         )
         recalls.append(recall)
@@ -380,7 +380,7 @@ def check_job(matrix: Matrix) -> Check | None:
         named = zip(("heads", "length", "width"), shape, strict=True)
         shapes.setdefault(shape, {"scale": scale, **dict(named)})
     return Check(
-        **matrix.key,
+        **matrix.job(o),
         backend=matrix.section.systems.flash if matrix.section.systems else o["backends"]["full"],
         linear=o["backends"]["linear"],
         shapes=tuple(shapes.values()),
@@ -388,7 +388,6 @@ def check_job(matrix: Matrix) -> Check | None:
         gradients=tuple(side for _, side in sides),
         gradient_scales=tuple(scale for scale, _ in sides),
         gradient_draws=draws,
-        **{n: o[n] for n in ("precision", "compile", "device")},
     )
 
 
