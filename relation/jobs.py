@@ -5,6 +5,7 @@ of a run no device and no backend, which benchmarks, recall and checks hold. An 
 default is in no hash, so that a new option makes no older run new.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
@@ -195,17 +196,17 @@ class Bench(Job):
 
 @dataclass(frozen=True, kw_only=True)
 class Recall(Job):
-    """Multi-query associative recall of one mixer: `models`, one a width."""
+    """Associative recall of one mixer: `models`, one a width; `tasks`, (length, pairs) each."""
 
     mixer: str
     models: tuple[ModelConfig, ...]
     optimizer: dict
     plateau_fraction: float
     vocabulary: int
-    tasks: tuple[tuple[int, int], ...]
+    tasks: Sequence[Sequence[int]]
     gap_power: float
-    learning_rates: tuple[float, ...]
-    seeds: tuple[int, ...]
+    learning_rates: Sequence[float]
+    seeds: Sequence[int]
     updates: int
     warmup_updates: int
     sequences: int

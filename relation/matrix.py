@@ -9,7 +9,6 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
 
 from relation.config import PROJECT, Batches, CampaignSection, Options
 from relation.errors import InputError, check_among
@@ -323,8 +322,8 @@ def recall_jobs(matrix: Matrix) -> list[Recall]:
                 f"a vocabulary of at least {2 * pairs + 2}; {length} and {section.vocabulary} "
                 "are given"
             )
-    names = {field.name for field in fields(Recall)} & section.as_dict().keys()
-    options = {name: _frozen(getattr(section, name)) for name in names}
+    names = {field.name for field in fields(Recall)}
+    options = {name: value for name, value in section.as_dict().items() if name in names}
     recalls = []
     for mixer in section.mixers:
         layout, variant = _RECALLED[mixer]
@@ -389,7 +388,3 @@ def check_job(matrix: Matrix) -> Check | None:
         gradient_scales=tuple(scale for scale, _ in sides),
         gradient_draws=draws,
     )
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(map(_frozen, value)) if isinstance(value, list) else value
