@@ -119,18 +119,14 @@ class TrainingWindows:
         return inputs, targets
 
 
-class OrderHash:
-    """A running SHA-256 of the windows consumed: equal for two runs that read the same data."""
+def order_hash(before: str, ids: np.ndarray, tokens: int) -> str:
+    """SHA-256 of the windows consumed, hexadecimal: equal for two runs that read the same data.
 
-    def __init__(self, token_file_sha256: str, context: int, state: str | None = None):
-        self.value = state or hashlib.sha256(f"{token_file_sha256}/{context}".encode()).hexdigest()
-
-    def update(self, ids: np.ndarray, tokens: int) -> None:
-        """Add one update's windows, (n,) int64, and how many tokens of them were predicted."""
-        digest = hashlib.sha256(bytes.fromhex(self.value))
-        digest.update(ids.astype("<i8").tobytes())
-        digest.update(tokens.to_bytes(8, "little"))
-        self.value = digest.hexdigest()
+    before: of the updates before, at first of the token file and the context; ids: the update's
+    windows, (n,) int64; tokens: how many of them were predicted.
+    """
+    windows = ids.astype("<i8").tobytes() + tokens.to_bytes(8, "little")
+    return hashlib.sha256(bytes.fromhex(before) + windows).hexdigest()
 
 
 def validation_batches(

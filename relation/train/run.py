@@ -4,6 +4,7 @@ One process trains it, or several that torchrun started. A killed run goes on fr
 state when the same command is given again.
 """
 
+import hashlib
 import json
 import math
 import sys
@@ -24,7 +25,6 @@ from torch import Tensor
 from relation import records
 from relation.data.windows import (
     Mask,
-    OrderHash,
     TrainingWindows,
     Update,
     bounded_mask,
@@ -32,6 +32,7 @@ from relation.data.windows import (
     document_mask,
     first_windows,
     open_tokens,
+    order_hash,
     plan_updates,
 )
 from relation.errors import InputError, RunError
@@ -105,12 +106,12 @@ def _train(
         for unfinished in state_file.parent.glob(f".{state_file.name}.*.tmp"):
             unfinished.unlink()
     state = checkpoint.load_state(state_file, key, model, optimizer, world.leads)
-    state = state or RunState(init_hash)
+    read_nothing = hashlib.sha256(f"{hashes['train']}/{run.context}".encode()).hexdigest()
+    state = state or RunState(init_hash, read_nothing)
     if state.update and world.leads:
         print(f"{run.name} goes on at update {state.update + 1}", file=sys.stderr)
     if state.processes[-1:] != [world.size]:
         state.processes.append(world.size)
-    order = OrderHash(hashes["train"], run.context, state.order_hash or None)
     consumed = sum(update.tokens for update in updates[: state.update])
 
     # What the loop calls. A GPU is a few updates behind the host, so that losses come late.
@@ -128,7 +129,7 @@ def _train(
                     f"tokens (windows {update.first} to {update.first + update.windows - 1} of "
                     f"seed {run.seed}'s order); {_REMEDY}"
                 )
-            order.update(launched.popleft(), update.tokens)
+            state.order_hash = order_hash(state.order_hash, launched.popleft(), update.tokens)
             state.update += 1
             state.losses.append(loss)
             state.norms.append(norm)
@@ -148,7 +149,6 @@ def _train(
         """Write a resume state; on a GPU training goes on meanwhile."""
         nonlocal writing
         log(readback.drain())
-        state.order_hash = order.value
         # Broken weights are not saved: the next update's loss stops the run, in all processes.
         if not _not_finite(model):
             tensors, metadata = checkpoint.snapshot(model, optimizer, state, key)
@@ -211,7 +211,7 @@ def _train(
     checkpoint.save_model(model, out / "model.safetensors", {"hash": run.hash})
     trained = updates[: state.update]
     epochs = (trained[-1].first + trained[-1].windows) / windows.count if trained else 0.0
-    measured = {"final_nll": nll, "order_hash": order.value, "peak_memory_gib": peak}
+    measured = {"final_nll": nll, "order_hash": state.order_hash, "peak_memory_gib": peak}
     _write(run, out, splits, trained, state, device, {**measured, "epochs": epochs})
     state_file.unlink(missing_ok=True)
 
