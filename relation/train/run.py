@@ -15,7 +15,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -36,6 +35,7 @@ from relation.data.windows import (
     plan_updates,
 )
 from relation.errors import InputError, RunError
+from relation.jobs import Run
 from relation.machine import Progress, describe, deterministic_algorithms, to_device
 from relation.nn import Decoder, Execution
 from relation.nn.model import shared_weights_hash
@@ -45,13 +45,10 @@ from relation.train.distributed import World, summed_gradients
 from relation.train.step import Readback, UpdateStep, build_optimizer, check_all_learn, nll_of, wsd
 from relation.variants import LINEAR, backend_names, parameter_count
 
-if TYPE_CHECKING:
-    from relation.jobs import Run
-
 _REMEDY = "lower learning_rate, or count it with divergence: record"
 
 
-def train(run: "Run", data: Path, out: Path, resume: Path, runs_per_gpu: int = 1) -> None:
+def train(run: Run, data: Path, out: Path, resume: Path, runs_per_gpu: int = 1) -> None:
     """Train a run and write run, losses and probes.parquet and model.safetensors into `out`.
 
     data: its prepared corpus; resume: the folder of resume states, where a killed run's lies until
@@ -70,7 +67,7 @@ def train(run: "Run", data: Path, out: Path, resume: Path, runs_per_gpu: int = 1
 
 
 def _train(
-    run: "Run", data: Path, out: Path, state_file: Path, world: World, device: torch.device
+    run: Run, data: Path, out: Path, state_file: Path, world: World, device: torch.device
 ) -> None:
     if world.size > 1 and run.divergence == "record":  # the others would wait for the one that ends
         raise InputError(f"{run.name}: divergence: record takes one process, and {world.size} run")
@@ -217,7 +214,7 @@ def _train(
 
 
 def _batches(
-    run: "Run",
+    run: Run,
     windows: TrainingWindows,
     update: Update,
     ids: np.ndarray,
@@ -232,7 +229,7 @@ def _batches(
 
 
 def _probes(
-    run: "Run",
+    run: Run,
     model: Decoder,
     validation: np.ndarray,
     mask: Mask,
@@ -272,7 +269,7 @@ def _probes(
 
 
 def _write(
-    run: "Run",
+    run: Run,
     out: Path,
     splits: dict[str, dict],
     updates: list[Update],
