@@ -287,9 +287,9 @@ def sides(matrix: Matrix, benchmark: str, scale: str) -> Iterator[Side]:
             )
 
 
-def bench_jobs(matrix: Matrix) -> list[Bench]:
+def bench_jobs(matrix: Matrix) -> Iterator[Bench]:
     """Every systems benchmark (Appendix F)."""
-    systems, benches = matrix.section.systems, []
+    systems = matrix.section.systems
     for name in _BENCHMARKS if systems else ():
         section = getattr(systems, name)
         scales = () if section is None else getattr(section, "batches", None) or [section.scale]
@@ -297,7 +297,7 @@ def bench_jobs(matrix: Matrix) -> list[Bench]:
             where = f"config/{matrix.name}.yaml: systems.{name}"
             check_among(scale, matrix.section.scales, f"{where} names scale {scale!r}")
             o = matrix.at(scale)
-            bench = Bench(
+            yield Bench(
                 **matrix.job(o),
                 benchmark=name.replace("_", "-"),
                 scale=scale,
@@ -305,15 +305,13 @@ def bench_jobs(matrix: Matrix) -> list[Bench]:
                 optimizer=matrix.optimizer(scale) | {"learning_rate": o["learning_rate"]},
                 **{n: getattr(systems, n) for n in _ROUNDS},
             )
-            benches.append(bench)
-    return benches
 
 
-def recall_jobs(matrix: Matrix) -> list[Recall]:
+def recall_jobs(matrix: Matrix) -> Iterator[Recall]:
     """Associative recall of every mixer. Raises InputError for sequences that cannot be."""
     section = matrix.section.recall
     if section is None:
-        return []
+        return
     where, scale = f"config/{matrix.name}.yaml: recall", next(iter(matrix.section.scales))
     for length, pairs in section.tasks:
         if length % 2 or length < 4 * pairs or pairs >= section.vocabulary // 2:
@@ -324,14 +322,13 @@ def recall_jobs(matrix: Matrix) -> list[Recall]:
             )
     names = {field.name for field in fields(Recall)}
     options = {name: value for name, value in section.as_dict().items() if name in names}
-    recalls = []
     for mixer in section.mixers:
         layout, variant = _RECALLED[mixer]
         base, o = matrix.model_at(scale, variant), matrix.at(scale, variant)
         if section.warmup_updates > o["plateau_fraction"] * section.updates:
             raise InputError(f"{where}: warmup_updates reach beyond the plateau; lower them")
         shape = {"layout": layout, "vocab_size": section.vocabulary, "heads": section.heads}
-        recall = Recall(
+        yield Recall(
             **matrix.job(o),
             mixer=mixer,
             models=tuple(replace(base, d_model=d, d_ff=2 * d, **shape) for d in section.widths),
@@ -340,8 +337,6 @@ def recall_jobs(matrix: Matrix) -> list[Recall]:
             backends=o["backends"],
             **options,
         )
-        recalls.append(recall)
-    return recalls
 
 
 def check_job(matrix: Matrix) -> Check | None:
