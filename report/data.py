@@ -81,9 +81,7 @@ def anchors(setting: Setting, kind: str, rows: pd.DataFrame) -> pd.Series:
     return setting.slug + "-" + names + scaled
 
 
-@cache
-def _stored(folder: Path) -> dict[str, pd.DataFrame]:
-    return records.load(folder)
+_stored = cache(records.load)
 
 
 @cache
