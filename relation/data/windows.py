@@ -7,6 +7,7 @@ windows in an order fixed by (s, e) alone, the same for both runs of a pair.
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -89,18 +90,13 @@ class TrainingWindows:
                 f"the training split holds {len(tokens):,} tokens, fewer than one window of "
                 f"{context + 1:,}; give more text"
             )
-        self.context, self.seed, self.tokens = context, seed, tokens
-        self._epoch, self._order = -1, np.empty(0, np.int64)
+        self.context, self.tokens = context, tokens
+        self._order = lru_cache(maxsize=1)(partial(epoch_order, self.count, seed))
 
     def window_ids(self, first: int, count: int) -> np.ndarray:
         """Ids (count,) int64 of the windows at positions first .. first + count - 1."""
-        ids = np.empty(count, np.int64)
-        for i, position in enumerate(range(first, first + count)):
-            epoch, place = divmod(position, self.count)
-            if epoch != self._epoch:
-                self._epoch, self._order = epoch, epoch_order(self.count, self.seed, epoch)
-            ids[i] = self._order[place]
-        return ids
+        places = (divmod(position, self.count) for position in range(first, first + count))
+        return np.array([self._order(epoch)[place] for epoch, place in places], np.int64)
 
     def batch(self, ids: np.ndarray, tokens: int, rows: int) -> tuple[np.ndarray, np.ndarray]:
         """Inputs and targets, each (rows, T) int64, for windows `ids`.
