@@ -13,7 +13,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import cache
 from importlib import metadata
@@ -151,10 +151,8 @@ def origin(hash: str, device: str) -> dict[str, str]:
     """The origin columns of rows that are made now."""
     versions = {"python": platform.python_version()}
     for package in PACKAGES:
-        try:
+        with suppress(metadata.PackageNotFoundError):
             versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
     return {
         "hash": hash,
         "commit": commit(),
