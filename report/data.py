@@ -189,6 +189,14 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
+def rounded(count: float, digits: int = 3) -> str:
+    """A count to so many digits: 131K, 1.07B."""
+    for unit, letter in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
+        if abs(count) >= unit:
+            return f"{count / unit:.{digits}g}{letter}"
+    return f"{count:.{digits}g}"
+
+
 OUTSIDE = "is not part of this setting"
 KIND_NAMES = {"runs": "run", "flow": "diagnosed checkpoint", "models": "model"}
 KIND_NAMES |= {"lengths": "long text", "recall": "recall task"}
