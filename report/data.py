@@ -107,10 +107,9 @@ def load(
     stored = _stored(folder)
     frames = {kind: _frame(setting, kind, stored[kind], folder, scales) for kind in FRAMES}
     planned = [run for run in campaign.planned if run.variation == setting.variation]
-    further_keys = {(run.scale, run.variant, run.seed) for run in planned if run.further}
-    names = frames["runs"][["own_scale", *RUN_KEY[1:]]].itertuples(index=False, name=None)
-    is_further = [name in further_keys for name in names]
-    frames["runs"] = frames["runs"].assign(further=is_further).astype({"further": bool})
+    further = [(run.scale, run.variant, run.seed) for run in planned if run.further]
+    names = pd.MultiIndex.from_frame(frames["runs"][["own_scale", *RUN_KEY[1:]]])
+    frames["runs"] = frames["runs"].assign(further=names.isin(further))
     return Records(
         setting=setting,
         **frames,
