@@ -369,10 +369,9 @@ def check_job(matrix: Matrix) -> Check | None:
     shapes: dict[tuple, dict] = {}
     for scale, options in geometry.items():
         # Heads do not meet in the operator: two are enough. Scales of one shape are checked once.
-        heads = options["heads"]
-        shape = (min(2, heads), options["context"], options["d_model"] // heads)
-        named = zip(("heads", "length", "width"), shape, strict=True)
-        shapes.setdefault(shape, {"scale": scale, **dict(named)})
+        heads, T = options["heads"], options["context"]
+        shape = {"heads": min(2, heads), "length": T, "width": options["d_model"] // heads}
+        shapes.setdefault(tuple(shape.values()), {"scale": scale, **shape})
     return Check(
         **matrix.job(o),
         backend=matrix.section.systems.flash if matrix.section.systems else o["backends"]["full"],

@@ -212,18 +212,23 @@ class Campaign:
     def run(self, name: str) -> Run:
         """A run by its address, chosen or not. Raises InputError where there is none."""
         runs = (run for run in self.planned if run.name == name)
-        address = "an address is SCALE/VARIATION/VARIANT/SEED"
-        return _first(runs, f"campaign {self.name} has no run {name!r}; {address}")
+        return self._first(runs, f"run {name!r}; an address is SCALE/VARIATION/VARIANT/SEED")
 
     def bench(self, benchmark: str, scale: str) -> Bench:
         """A benchmark. Raises InputError where the campaign has none."""
         benches = (b for b in self.benchmarks if (b.benchmark, b.scale) == (benchmark, scale))
-        return _first(benches, f"campaign {self.name} has no benchmark {benchmark}/{scale}")
+        return self._first(benches, f"benchmark {benchmark}/{scale}")
 
     def recall_of(self, mixer: str) -> Recall:
         """A mixer's recall. Raises InputError where the campaign has none."""
         recalls = (recall for recall in self.recall if recall.mixer == mixer)
-        return _first(recalls, f"campaign {self.name} has no recall of {mixer!r}")
+        return self._first(recalls, f"recall of {mixer!r}")
+
+    def _first(self, jobs: Iterable, asked: str) -> Any:
+        for job in jobs:
+            return job
+        hint = "`python -m relation plan --runs` lists what it has"
+        raise InputError(f"campaign {self.name} has no {asked}; {hint}")
 
     def gpu_jobs(self) -> int:
         """How many jobs run at once on this machine's GPUs; 1 on a CPU, where cores count."""
@@ -256,13 +261,6 @@ class Campaign:
         if long and run.variant in long.variants and run.scale in (long.scales or [run.scale]):
             hashes["lengths"] = long.hash(run)
         return {} if run.further else hashes
-
-
-def _first(jobs: Iterable, problem: str) -> Any:
-    job = next(iter(jobs), None)
-    if job is None:
-        raise InputError(f"{problem}; `python -m relation plan --runs` lists what it has")
-    return job
 
 
 def _variations(values: Mapping, name: str) -> dict[str, dict]:
