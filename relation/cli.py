@@ -234,12 +234,8 @@ def _report(campaign: Campaign, options: Options) -> Path:
 
 def _todo(campaign: Campaign) -> dict[str, str]:
     """The files that are still to be made, with their hashes."""
-
-    def is_made(path: str, planned: str) -> bool:
-        kind = next(kind for kind, pattern in records.FILES.items() if Path(path).match(pattern))
-        return records.is_made(campaign.folder / path, kind, planned)
-
-    return {path: hash for path, hash in campaign.files().items() if not is_made(path, hash)}
+    files, folder = campaign.files().items(), campaign.folder
+    return {path: hash for path, hash in files if not records.is_made(folder / path, hash)}
 
 
 def _duration(hours: float) -> str:
@@ -306,7 +302,7 @@ def _status(campaign: Campaign, options: Options) -> None:
             state = "shipped"
             kinds = " or ".join(unmeasured.get(run.name, ()))
             note = f"no {kinds}: {WHY_UNMEASURED}" if kinds else ""
-        elif records.is_made(record, "runs", run.hash):
+        elif records.is_made(record, run.hash):
             nll = records.read(record, "runs")["final_nll"].iloc[0]
             state, note = "done", f"final NLL {nll:.4f} nat/token"
         elif note.startswith("error:"):

@@ -238,8 +238,9 @@ def read(paths: Path | Sequence[Path], kind: str) -> pd.DataFrame:
     return pa.concat_tables([KINDS[kind].empty_table(), *tables]).to_pandas()
 
 
-def is_made(path: Path, kind: str, hash: str) -> bool:
-    """Whether a job's file is there and all of its rows, if it has any, are of that hash."""
+def is_made(path: Path, hash: str) -> bool:
+    """Whether a job's file, one of FILES, is there and all rows that it has are of that hash."""
+    kind = next(kind for kind, pattern in FILES.items() if path.match(pattern))
     return path.exists() and set(read(path, kind)["hash"]) <= {hash}
 
 
