@@ -151,7 +151,8 @@ def peer_calls(name: str, precision: str, device: torch.device, shape: Shape):
     nbytes = sum(copies[0][name].nbytes for name in (*peer.takes, "dy"))
     if device.type == "cuda":
         # One copy more than the last cache holds: no call finds its inputs there.
-        for _ in range(min(_MOST_COPIES, math.ceil(protocol.cache_bytes(device) / nbytes))):
+        cache = torch.cuda.get_device_properties(device).L2_cache_size  # bytes
+        for _ in range(min(_MOST_COPIES, math.ceil(cache / nbytes))):
             copies.append(draw(shape, protocol.DTYPES[precision], device, generator))
     turn = itertools.cycle(copies)
 

@@ -82,11 +82,6 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def cache_bytes(device: torch.device) -> int:
-    """Bytes of a GPU's last cache."""
-    return torch.cuda.get_device_properties(device).L2_cache_size
-
-
 class Timer:
     """Seconds that a call takes on the device, and seconds that it keeps the host.
 
@@ -108,7 +103,8 @@ class Timer:
         once = time.perf_counter() - began
         self.calls = max(least_calls, math.ceil(self._SHORTEST / once))
         if device.type == "cuda":
-            self._buffer = torch.empty(4 * cache_bytes(device), dtype=torch.uint8, device=device)
+            cache = torch.cuda.get_device_properties(device).L2_cache_size  # bytes
+            self._buffer = torch.empty(4 * cache, dtype=torch.uint8, device=device)
             self._graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self._graph):
                 for _ in range(self.calls):
