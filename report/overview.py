@@ -108,7 +108,7 @@ def losses(runs_of_settings: Sequence[pd.DataFrame]) -> list[dict[str, Any]]:
 
 
 def cost(cells: pd.DataFrame) -> str:
-    """Relation's throughput beside attention's and its further parameters, by scale; "" for none.
+    """Relation's throughput beside attention's and its further parameters, by scale.
 
     Of the first setting that has them; "" for none.
     """
