@@ -48,12 +48,13 @@ _DARK[MHA.lower()] = "#4aa3df"
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure: its heading, its caption, and what draws it from a setting's records."""
+    """A figure: its heading, its caption, the rows of a setting's records, and what draws them."""
 
     name: str
     heading: str
     caption: str
-    draw: Callable[[Records], Figure | None]
+    choose: Callable[[Records], pd.DataFrame]
+    draw: Callable[[pd.DataFrame, Records], Figure]
 
 
 ALL: list[Drawing] = []
@@ -66,11 +67,7 @@ def drawing(name: str, heading: str, choose: Callable[[Records], pd.DataFrame]) 
     """
 
     def declare(draw: Callable[[pd.DataFrame, Records], Figure]) -> Callable:
-        def drawn(records: Records) -> Figure | None:
-            rows = choose(records)
-            return None if rows.empty else draw(rows, records)
-
-        ALL.append(Drawing(name, heading, " ".join(draw.__doc__.split()), drawn))
+        ALL.append(Drawing(name, heading, " ".join(draw.__doc__.split()), choose, draw))
         return draw
 
     return declare
