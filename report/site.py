@@ -70,7 +70,7 @@ def build(campaign: plan.Campaign, out: Path, published: bool) -> None:
         "study.html": {"sections": list(map(_section, sections))},
         "assumptions.html": {"assumptions": list(assumptions(settings, campaigns))},
         "records.html": {
-            "groups": run_groups(settings, published),
+            "groups": list(run_groups(settings, published)),
             "systems": list(chain(*systems)),
         },
         "index.html": {
@@ -272,9 +272,9 @@ def _option(value: Any) -> str:
     return json.dumps(value).strip('"')
 
 
-def run_groups(settings: Sequence[Setting], published: bool) -> list[dict[str, Any]]:
+def run_groups(settings: Sequence[Setting], published: bool) -> Iterator[dict[str, Any]]:
     """Training runs by campaign; a shipped report has those of every campaign."""
-    root, groups = _root(published), []
+    root = _root(published)
     corpora = {setting.campaign: setting.corpus for setting in settings}
     columns = {(setting.campaign, setting.variation): setting for setting in settings}
     shipped = sorted(path.parent.name for path in root.glob("*/runs.parquet")) if published else ()
@@ -293,19 +293,18 @@ def run_groups(settings: Sequence[Setting], published: bool) -> list[dict[str, A
             again = command(setting, published, targets=[file], **choice)
             known = "=" not in setting.variation or setting.varies
             row["again"] = again if still_planned and known else ""
-        groups.append({"name": name, "rows": rows})
-    return groups
+        yield {"name": name, "rows": rows}
 
 
 def system_records(
     stored: Records, campaign: plan.Campaign, published: bool
-) -> list[dict[str, Any]]:
+) -> Iterator[dict[str, Any]]:
     """Benchmarks, checks and inventories that the tables rest on, a row a record.
 
     One without a command is of a variation that the campaign no longer measures.
     """
     jobs = [*campaign.benchmarks, *campaign.recall, *filter(None, [campaign.check])]
-    measured, rows = {job.variation for job in jobs}, []
+    measured = {job.variation for job in jobs}
     for kind in SYSTEMS:
         for source, group in getattr(stored, kind).groupby("source", sort=False):
             first = group.iloc[0].fillna("").to_dict()
@@ -318,5 +317,4 @@ def system_records(
                 again = command(stored.setting, published, targets=targets, scales=())
             row = {"setting": str(stored.setting), "file": file, "anchor": anchor, "again": again}
             row |= {name: first[name] for name in ("device", "commit", "created")}
-            rows.append(row | names | {"count": len(group)})
-    return rows
+            yield row | names | {"count": len(group)}
