@@ -115,6 +115,13 @@ def _train(
     readback = Readback(device)
     launched: deque[np.ndarray] = deque()  # the windows of updates whose loss is not known yet
 
+    def batches(update: Update, ids: np.ndarray) -> Iterator[tuple[Tensor, ...]]:
+        """This process's micro-batches: inputs and targets, (micro, T), on the device."""
+        for first in range(world.rank * run.micro, len(ids), world.size * run.micro):
+            tokens = min(update.tokens - first * run.context, run.micro * run.context)
+            arrays = windows.batch(ids[first : first + run.micro], tokens, run.micro)
+            yield tuple(to_device(array, device) for array in arrays)
+
     def log(readings: Iterator[tuple[list[float], float]]) -> None:
         """Add finished updates to the state. Raises _DivergedError for one that is not finite."""
         for (loss, norm), seconds in readings:
@@ -171,8 +178,7 @@ def _train(
                     before, after, run.budget_tokens, run.warmup_tokens, run.plateau_fraction
                 )
                 ids = windows.window_ids(update.first, update.windows)
-                batches = _batches(run, windows, update, ids, world, device)
-                loss, norm = step(batches, update.tokens, rate)
+                loss, norm = step(batches(update, ids), update.tokens, rate)
                 launched.append(ids)
                 log(readback.put(loss, norm))
                 if update.index == 0:
@@ -211,21 +217,6 @@ def _train(
     measured = {"final_nll": nll, "order_hash": state.order_hash, "peak_memory_gib": peak}
     _write(run, out, splits, trained, state, device, {**measured, "epochs": epochs})
     state_file.unlink(missing_ok=True)
-
-
-def _batches(
-    run: Run,
-    windows: TrainingWindows,
-    update: Update,
-    ids: np.ndarray,
-    world: World,
-    device: torch.device,
-) -> Iterator[tuple[Tensor, ...]]:
-    """This process's micro-batches of an update: inputs and targets, (micro, T), on the device."""
-    for first in range(world.rank * run.micro, len(ids), world.size * run.micro):
-        tokens = min(update.tokens - first * run.context, run.micro * run.context)
-        arrays = windows.batch(ids[first : first + run.micro], tokens, run.micro)
-        yield tuple(to_device(array, device) for array in arrays)
 
 
 def _probes(
