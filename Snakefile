@@ -21,7 +21,7 @@ configfile: str(PROJECT / "config.yaml")
 try:
     CAMPAIGN = load(config)
     # What is to be made, by path, with its hash: all but what results/published has.
-    FILES = CAMPAIGN.files(records.published_hashes)
+    FILES = CAMPAIGN.files()
 except InputError as error:
     sys.exit(f"error: {error}")
 FOLDER = CAMPAIGN.folder.as_posix()

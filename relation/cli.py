@@ -215,7 +215,7 @@ def _collect(campaign: Campaign, options: Options) -> None:
     _check_hash(options, campaign.hash, f"campaign {campaign.name}")
     folder = campaign.folder
     shipped = campaign.hashes() if campaign.published else ()
-    records.collect(folder, campaign.files(records.published_hashes), shipped)
+    records.collect(folder, campaign.files(), shipped)
     origin = records.origin(campaign.hash, "meta")
     records.write(folder / "models.parquet", "models", _models(campaign), origin)
     campaign.write_settings(folder / "campaign.json")
@@ -234,13 +234,8 @@ def _report(campaign: Campaign, options: Options) -> Path:
 
 def _todo(campaign: Campaign) -> dict[str, str]:
     """The files that are still to be made, with their hashes."""
-
-    def is_made(path: str, planned: str) -> bool:
-        kind = next(kind for kind, pattern in records.FILES.items() if Path(path).match(pattern))
-        return records.is_made(campaign.folder / path, kind, planned)
-
-    planned = campaign.files(records.published_hashes)
-    return {path: hash for path, hash in planned.items() if not is_made(path, hash)}
+    files, folder = campaign.files().items(), campaign.folder
+    return {path: hash for path, hash in files if not records.is_made(folder / path, hash)}
 
 
 def _duration(hours: float) -> str:
@@ -258,10 +253,9 @@ def _plan(campaign: Campaign, options: Options) -> None:
     for data in {(run.data.title, run.data.path): run.data for run in campaign.runs}.values():
         streams = {stream["path"]: stream for stream in (data.source or {}).get("streams", ())}
         print(f"  text: {data.title}, {data.path or ', '.join(streams)}")
-    published = records.published_hashes("runs", campaign.name) if campaign.published else ()
-    shipped = [run for run in campaign.runs if run.hash in published]
+    shipped = [run for run in campaign.runs if run.hash in campaign.shipped()]
     print(f"{len(campaign.runs)} runs are chosen; {len(shipped)} of them are shipped.")
-    if lacking := campaign.unmeasured(records.published_hashes):
+    if lacking := campaign.unmeasured():
         kinds = " or ".join(sorted({kind for kinds in lacking.values() for kind in kinds}))
         print(f"{len(lacking)} of these have no {kinds}, each because {WHY_UNMEASURED}.")
 
@@ -300,16 +294,15 @@ def _plan(campaign: Campaign, options: Options) -> None:
 
 
 def _status(campaign: Campaign, options: Options) -> None:
-    shipped = records.published_hashes("runs", campaign.name) if campaign.published else ()
-    counts, unmeasured = Counter(), campaign.unmeasured(records.published_hashes)
+    counts, unmeasured = Counter(), campaign.unmeasured()
     for run in campaign.runs:
         record = campaign.folder / "runs" / run.name / "run.parquet"
         note = _last_line(campaign.folder / "logs" / "train" / f"{run.name}.log", run.hash)
-        if run.hash in shipped:
+        if run.hash in campaign.shipped():
             state = "shipped"
             kinds = " or ".join(unmeasured.get(run.name, ()))
             note = f"no {kinds}: {WHY_UNMEASURED}" if kinds else ""
-        elif records.is_made(record, "runs", run.hash):
+        elif records.is_made(record, run.hash):
             nll = records.read(record, "runs")["final_nll"].iloc[0]
             state, note = "done", f"final NLL {nll:.4f} nat/token"
         elif note.startswith("error:"):

@@ -38,8 +38,6 @@ _OF_MODEL = "it is a field of the model: make a variant of it (docs/extending.md
 Count = Annotated[StrictInt, Field(ge=1)]
 Seed = Annotated[StrictInt, Field(ge=0)]
 Positive = Annotated[float, Field(strict=True, gt=0)]
-NonNegative = Annotated[float, Field(strict=True, ge=0)]
-Pair = Annotated[list[Positive], Field(min_length=2, max_length=2)]
 Counts = Annotated[list[Count], Field(min_length=2, max_length=2)]
 Deviation = Positive | Literal["1/sqrt(d)", "sqrt(2/(5d))"]
 Variant = Literal[*VARIANTS]
@@ -123,8 +121,8 @@ class Options(Section):
     scale_residual_init: StrictBool = key("Whether W_O and W_down start divided by sqrt(2L)")
     paired_weights: Literal["shared", "separate"] = key("Whether a pair starts alike")
     norm_eps: Positive = key("Epsilon of RMSNorm")
-    betas: Pair = key("Betas of AdamW")
-    weight_decay: NonNegative = key("Weight decay of AdamW")
+    betas: Annotated[list[Positive], Field(min_length=2, max_length=2)] = key("Betas of AdamW")
+    weight_decay: Annotated[float, Field(strict=True, ge=0)] = key("Weight decay of AdamW")
     gradient_clip: Positive = key("Bound of the gradient's global L2 norm")
     adam_eps: Positive = key("Epsilon of AdamW")
     decay_embedding: StrictBool = key("Whether weight decay reaches the tied embedding")

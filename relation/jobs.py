@@ -5,6 +5,7 @@ of a run no device and no backend, which benchmarks, recall and checks hold. An 
 default is in no hash, so that a new option makes no older run new.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
@@ -73,16 +74,34 @@ class Data:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class Job:
+    """What a run, a benchmark, recall and a check share: where they stand, and how they compute."""
+
+    campaign: str
+    variation: str
+    precision: str
+    compile: bool
+    device: str
+
+    def specification(self) -> dict:
+        """What determines its result: all but where it stands."""
+        values = non_defaults(self)
+        return {n: v for n, v in values.items() if n not in ("campaign", "variation")}
+
+    @property
+    def hash(self) -> str:
+        return hash_of(self.specification())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run(Job):
     """One training run: what `relation.config.Options` says of it, resolved.
 
     init_key: keys the initial weights besides the seed, where a pair does not share them;
     further: of a pair beyond the matrix, which is trained and not diagnosed.
     """
 
-    campaign: str
     scale: str
-    variation: str
     variant: str
     seed: int
     model: ModelConfig
@@ -103,9 +122,6 @@ class Run:
     plateau_fraction: float
     document_mask: str | None = None
     init_key: str | None = None
-    precision: str
-    device: str
-    compile: bool
     backends: dict
     deterministic: bool
     checkpoint_seconds: float
@@ -136,10 +152,6 @@ class Run:
         return {**options, "model": non_defaults(self.model), "data": self.data.specification()}
 
     @property
-    def hash(self) -> str:
-        return hash_of(self.specification())
-
-    @property
     def flow_hash(self) -> str:
         """The hash of the diagnostics of its checkpoint."""
         read = ("flow_sequences", "flow_window", "flow_length", "rank_length")
@@ -160,25 +172,14 @@ class Side:
     position: int = 0
 
 
-class _Job:
-    """Of a specification: its hash, without the campaign it stands in."""
-
-    @property
-    def hash(self) -> str:
-        values = non_defaults(self)
-        return hash_of({n: v for n, v in values.items() if n not in ("campaign", "variation")})
-
-
 @dataclass(frozen=True, kw_only=True)
-class Bench(_Job):
+class Bench(Job):
     """One systems benchmark at one scale, by the options of one variation.
 
     benchmark: fixed, matched, linear-steady, linear-long, complexity or decode. A side is measured
     in `rounds` rounds of `measured_updates` updates each; of the complexity, of one call each.
     """
 
-    campaign: str
-    variation: str
     benchmark: str
     scale: str
     sides: tuple[Side, ...]
@@ -186,9 +187,6 @@ class Bench(_Job):
     rounds: int
     warmup_updates: int
     measured_updates: int
-    precision: str
-    compile: bool
-    device: str
 
     @property
     def kind(self) -> str:
@@ -197,40 +195,33 @@ class Bench(_Job):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recall(_Job):
-    """Multi-query associative recall of one mixer: `models`, one a width."""
+class Recall(Job):
+    """Associative recall of one mixer: `models`, one a width; `tasks`, (length, pairs) each."""
 
-    campaign: str
-    variation: str
     mixer: str
     models: tuple[ModelConfig, ...]
     optimizer: dict
     plateau_fraction: float
     vocabulary: int
-    tasks: tuple[tuple[int, int], ...]
+    tasks: Sequence[Sequence[int]]
     gap_power: float
-    learning_rates: tuple[float, ...]
-    seeds: tuple[int, ...]
+    learning_rates: Sequence[float]
+    seeds: Sequence[int]
     updates: int
     warmup_updates: int
     sequences: int
     tested: int
-    precision: str
-    device: str
-    compile: bool
     backends: dict
 
 
 @dataclass(frozen=True, kw_only=True)
-class Check(_Job):
+class Check(Job):
     """The checks against FP64: operators at every scale's shape, and gradients of every variant.
 
     shapes: scale, heads, length T and head width each, with `draws` random inputs; gradients:
     variant, scale, model, length T, micro-batch and backends each, with `gradient_draws`.
     """
 
-    campaign: str
-    variation: str
     backend: str
     linear: str
     shapes: tuple[dict, ...]
@@ -238,6 +229,3 @@ class Check(_Job):
     gradients: tuple[Side, ...]
     gradient_scales: tuple[str, ...]
     gradient_draws: int
-    precision: str
-    compile: bool
-    device: str

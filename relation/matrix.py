@@ -9,7 +9,6 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
 
 from relation.config import PROJECT, Batches, CampaignSection, Options
 from relation.errors import InputError, check_among
@@ -195,14 +194,14 @@ class Matrix:
 
     # Benchmarks, recall and checks take the options of the first variation.
 
-    @property
-    def key(self) -> dict[str, str]:
-        """Campaign and variation of benchmarks, recall and checks."""
-        return {"campaign": self.name, "variation": next(iter(self.variations))}
-
     def at(self, scale: str, variant: str = "full") -> dict:
         """The options of a variant at a scale."""
-        return self.options(scale, variant, self.variations[self.key["variation"]])
+        return self.options(scale, variant, next(iter(self.variations.values())))
+
+    def job(self, o: dict) -> dict:
+        """The fields of a `Job` that computes by these options."""
+        key = {"campaign": self.name, "variation": next(iter(self.variations))}
+        return key | {name: o[name] for name in ("precision", "compile", "device")}
 
     def optimizer(self, scale: str) -> dict:
         """The optimiser of a benchmark or of associative recall, without its rate."""
@@ -288,9 +287,9 @@ def sides(matrix: Matrix, benchmark: str, scale: str) -> Iterator[Side]:
             )
 
 
-def bench_jobs(matrix: Matrix) -> list[Bench]:
+def bench_jobs(matrix: Matrix) -> Iterator[Bench]:
     """Every systems benchmark (Appendix F)."""
-    systems, benches = matrix.section.systems, []
+    systems = matrix.section.systems
     for name in _BENCHMARKS if systems else ():
         section = getattr(systems, name)
         scales = () if section is None else getattr(section, "batches", None) or [section.scale]
@@ -298,24 +297,21 @@ def bench_jobs(matrix: Matrix) -> list[Bench]:
             where = f"config/{matrix.name}.yaml: systems.{name}"
             check_among(scale, matrix.section.scales, f"{where} names scale {scale!r}")
             o = matrix.at(scale)
-            bench = Bench(
-                **matrix.key,
+            yield Bench(
+                **matrix.job(o),
                 benchmark=name.replace("_", "-"),
                 scale=scale,
                 sides=tuple(sides(matrix, name, scale)),
                 optimizer=matrix.optimizer(scale) | {"learning_rate": o["learning_rate"]},
-                **{n: o[n] for n in ("precision", "compile", "device")},
                 **{n: getattr(systems, n) for n in _ROUNDS},
             )
-            benches.append(bench)
-    return benches
 
 
-def recall_jobs(matrix: Matrix) -> list[Recall]:
+def recall_jobs(matrix: Matrix) -> Iterator[Recall]:
     """Associative recall of every mixer. Raises InputError for sequences that cannot be."""
     section = matrix.section.recall
     if section is None:
-        return []
+        return
     where, scale = f"config/{matrix.name}.yaml: recall", next(iter(matrix.section.scales))
     for length, pairs in section.tasks:
         if length % 2 or length < 4 * pairs or pairs >= section.vocabulary // 2:
@@ -324,25 +320,23 @@ def recall_jobs(matrix: Matrix) -> list[Recall]:
                 f"a vocabulary of at least {2 * pairs + 2}; {length} and {section.vocabulary} "
                 "are given"
             )
-    names = {field.name for field in fields(Recall)} & section.as_dict().keys()
-    options = {name: _frozen(getattr(section, name)) for name in names}
-    recalls = []
+    names = {field.name for field in fields(Recall)}
+    options = {name: value for name, value in section.as_dict().items() if name in names}
     for mixer in section.mixers:
         layout, variant = _RECALLED[mixer]
         base, o = matrix.model_at(scale, variant), matrix.at(scale, variant)
         if section.warmup_updates > o["plateau_fraction"] * section.updates:
             raise InputError(f"{where}: warmup_updates reach beyond the plateau; lower them")
         shape = {"layout": layout, "vocab_size": section.vocabulary, "heads": section.heads}
-        recall = Recall(
-            **matrix.key,
+        yield Recall(
+            **matrix.job(o),
             mixer=mixer,
             models=tuple(replace(base, d_model=d, d_ff=2 * d, **shape) for d in section.widths),
             optimizer=matrix.optimizer(scale) | {"eps": section.adam_eps},
-            **{n: o[n] for n in ("plateau_fraction", "precision", "device", "compile", "backends")},
+            plateau_fraction=o["plateau_fraction"],
+            backends=o["backends"],
             **options,
         )
-        recalls.append(recall)
-    return recalls
 
 
 def check_job(matrix: Matrix) -> Check | None:
@@ -375,12 +369,11 @@ def check_job(matrix: Matrix) -> Check | None:
     shapes: dict[tuple, dict] = {}
     for scale, options in geometry.items():
         # Heads do not meet in the operator: two are enough. Scales of one shape are checked once.
-        heads = options["heads"]
-        shape = (min(2, heads), options["context"], options["d_model"] // heads)
-        named = zip(("heads", "length", "width"), shape, strict=True)
-        shapes.setdefault(shape, {"scale": scale, **dict(named)})
+        heads, T = options["heads"], options["context"]
+        shape = {"heads": min(2, heads), "length": T, "width": options["d_model"] // heads}
+        shapes.setdefault(tuple(shape.values()), {"scale": scale, **shape})
     return Check(
-        **matrix.key,
+        **matrix.job(o),
         backend=matrix.section.systems.flash if matrix.section.systems else o["backends"]["full"],
         linear=o["backends"]["linear"],
         shapes=tuple(shapes.values()),
@@ -388,9 +381,4 @@ def check_job(matrix: Matrix) -> Check | None:
         gradients=tuple(side for _, side in sides),
         gradient_scales=tuple(scale for scale, _ in sides),
         gradient_draws=draws,
-        **{n: o[n] for n in ("precision", "compile", "device")},
     )
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(map(_frozen, value)) if isinstance(value, list) else value

@@ -5,12 +5,13 @@
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+from relation import records
 from relation.config import (
     CONFIG,
     CampaignSection,
@@ -27,8 +28,6 @@ from relation.jobs import Bench, Recall, Run
 from relation.matrix import Matrix, bench_jobs, check_job, recall_jobs
 from relation.variants import PAIRED, VARIANTS
 
-# The kinds of records of which a shipped one spares a job.
-_SHIPPED = ("runs", "steps", "complexity", "decode", "recall", "gradients")
 # What is measured on a checkpoint, by its kind: the folder, and the files that one job writes.
 _MEASURED = {"flow": ("flow", ("flow", "curves", "maps")), "lengths": ("length", ("lengths",))}
 # The name of the variation of a campaign that changes nothing.
@@ -85,7 +84,7 @@ class Campaign:
         self.title, self.corpus = section.title or name, choice.corpus
         self.description, self.notice = section.description or "", section.notice or ""
         self.published = choice.published not in (False, "false")
-        self.runs_per_gpu, self.seeds = choice.runs_per_gpu or 1, list(section.seeds or ())
+        self.runs_per_gpu = choice.runs_per_gpu or 1
         self.diagnosed = tuple(PAIRED if section.diagnosed is None else section.diagnosed)
         self.efficiency_window = section.efficiency_window or 0.01
         self.expected_tokens_per_second = {
@@ -164,38 +163,37 @@ class Campaign:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(self.settings, indent=1))
 
-    def files(self, shipped: Callable[[str, str], Collection[str]]) -> dict[str, str]:
-        """The hash of every record that is to be made, by its path below the folder.
+    def shipped(self, kind: str = "runs") -> Collection[str]:
+        """The hashes of a kind that results/published has: these jobs are done."""
+        return records.published_hashes(kind, self.name) if self.published else ()
 
-        shipped: the hashes that results/published has of a kind and campaign.
-        """
-        done = {kind: shipped(kind, self.name) if self.published else () for kind in _SHIPPED}
+    def files(self) -> dict[str, str]:
+        """The hash of every record that is to be made, by its path below the folder."""
         files: dict[str, str] = {}
         corpora: list[str] = []  # what these jobs read
-        for run in (run for run in self.runs if run.hash not in done["runs"]):
+        for run in (run for run in self.runs if run.hash not in self.shipped()):
             corpora.append(run.data.name)
             files |= {f"runs/{run.name}/{n}.parquet": run.hash for n in ("run", "losses", "probes")}
             for kind, hash in self.measured(run).items():
                 folder, names = _MEASURED[kind]
                 files |= {f"{folder}/{run.name}/{name}.parquet": hash for name in names}
         for bench in self.benchmarks:
-            if bench.hash not in done[bench.kind]:
+            if bench.hash not in self.shipped(bench.kind):
                 corpora += self.corpora_of(bench)
                 files[f"bench/{bench.benchmark}/{bench.scale}.parquet"] = bench.hash
         for recall in self.recall:
-            if recall.hash not in done["recall"]:
+            if recall.hash not in self.shipped("recall"):
                 files[f"recall/{recall.mixer}.parquet"] = recall.hash
-        if self.check and self.check.hash not in done["gradients"]:
+        if self.check and self.check.hash not in self.shipped("gradients"):
             files |= {f"check/{n}.parquet": self.check.hash for n in ("operators", "gradients")}
         return {f"data/{name}/data.parquet": self.data[name].hash for name in corpora} | files
 
-    def unmeasured(self, shipped: Callable[[str, str], Collection[str]]) -> dict[str, list[str]]:
+    def unmeasured(self) -> dict[str, list[str]]:
         """Of shipped runs, by name: which of flow and lengths are planned and not shipped."""
-        done = {kind: shipped(kind, self.name) for kind in ("runs", "flow", "lengths")}
         kinds_by_run = {}
-        for run in self.runs if self.published else ():
-            kinds = [kind for kind, hash in self.measured(run).items() if hash not in done[kind]]
-            if run.hash in done["runs"] and kinds:
+        for run in (run for run in self.runs if run.hash in self.shipped()):
+            kinds = [k for k, hash in self.measured(run).items() if hash not in self.shipped(k)]
+            if kinds:
                 kinds_by_run[run.name] = kinds
         return kinds_by_run
 
@@ -214,18 +212,23 @@ class Campaign:
     def run(self, name: str) -> Run:
         """A run by its address, chosen or not. Raises InputError where there is none."""
         runs = (run for run in self.planned if run.name == name)
-        address = "an address is SCALE/VARIATION/VARIANT/SEED"
-        return _first(runs, f"campaign {self.name} has no run {name!r}; {address}")
+        return self._first(runs, f"run {name!r}; an address is SCALE/VARIATION/VARIANT/SEED")
 
     def bench(self, benchmark: str, scale: str) -> Bench:
         """A benchmark. Raises InputError where the campaign has none."""
         benches = (b for b in self.benchmarks if (b.benchmark, b.scale) == (benchmark, scale))
-        return _first(benches, f"campaign {self.name} has no benchmark {benchmark}/{scale}")
+        return self._first(benches, f"benchmark {benchmark}/{scale}")
 
     def recall_of(self, mixer: str) -> Recall:
         """A mixer's recall. Raises InputError where the campaign has none."""
         recalls = (recall for recall in self.recall if recall.mixer == mixer)
-        return _first(recalls, f"campaign {self.name} has no recall of {mixer!r}")
+        return self._first(recalls, f"recall of {mixer!r}")
+
+    def _first(self, jobs: Iterable, asked: str) -> Any:
+        for job in jobs:
+            return job
+        hint = "`python -m relation plan --runs` lists what it has"
+        raise InputError(f"campaign {self.name} has no {asked}; {hint}")
 
     def gpu_jobs(self) -> int:
         """How many jobs run at once on this machine's GPUs; 1 on a CPU, where cores count."""
@@ -258,13 +261,6 @@ class Campaign:
         if long and run.variant in long.variants and run.scale in (long.scales or [run.scale]):
             hashes["lengths"] = long.hash(run)
         return {} if run.further else hashes
-
-
-def _first(jobs: Iterable, problem: str) -> Any:
-    job = next(iter(jobs), None)
-    if job is None:
-        raise InputError(f"{problem}; `python -m relation plan --runs` lists what it has")
-    return job
 
 
 def _variations(values: Mapping, name: str) -> dict[str, dict]:

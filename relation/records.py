@@ -13,7 +13,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import cache
 from importlib import metadata
@@ -151,10 +151,8 @@ def origin(hash: str, device: str) -> dict[str, str]:
     """The origin columns of rows that are made now."""
     versions = {"python": platform.python_version()}
     for package in PACKAGES:
-        try:
+        with suppress(metadata.PackageNotFoundError):
             versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
     return {
         "hash": hash,
         "commit": commit(),
@@ -240,8 +238,9 @@ def read(paths: Path | Sequence[Path], kind: str) -> pd.DataFrame:
     return pa.concat_tables([KINDS[kind].empty_table(), *tables]).to_pandas()
 
 
-def is_made(path: Path, kind: str, hash: str) -> bool:
-    """Whether a job's file is there and all of its rows, if it has any, are of that hash."""
+def is_made(path: Path, hash: str) -> bool:
+    """Whether a job's file, one of FILES, is there and all rows that it has are of that hash."""
+    kind = next(kind for kind, pattern in FILES.items() if path.match(pattern))
     return path.exists() and set(read(path, kind)["hash"]) <= {hash}
 
 

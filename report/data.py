@@ -81,9 +81,7 @@ def anchors(setting: Setting, kind: str, rows: pd.DataFrame) -> pd.Series:
     return setting.slug + "-" + names + scaled
 
 
-@cache
-def _stored(folder: Path) -> dict[str, pd.DataFrame]:
-    return records.load(folder)
+_stored = cache(records.load)
 
 
 @cache
@@ -109,10 +107,9 @@ def load(
     stored = _stored(folder)
     frames = {kind: _frame(setting, kind, stored[kind], folder, scales) for kind in FRAMES}
     planned = [run for run in campaign.planned if run.variation == setting.variation]
-    further_keys = {(run.scale, run.variant, run.seed) for run in planned if run.further}
-    names = frames["runs"][["own_scale", *RUN_KEY[1:]]].itertuples(index=False, name=None)
-    is_further = [name in further_keys for name in names]
-    frames["runs"] = frames["runs"].assign(further=is_further).astype({"further": bool})
+    further = [(run.scale, run.variant, run.seed) for run in planned if run.further]
+    names = pd.MultiIndex.from_frame(frames["runs"][["own_scale", *RUN_KEY[1:]]])
+    frames["runs"] = frames["runs"].assign(further=names.isin(further))
     return Records(
         setting=setting,
         **frames,
@@ -189,6 +186,14 @@ def title(variant: str) -> str:
 def counted(count: int, noun: str) -> str:
     """A count with its noun: 1 seed, 4 seeds."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def rounded(count: float, digits: int = 3) -> str:
+    """A count to so many digits: 131K, 1.07B."""
+    for unit, letter in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
+        if abs(count) >= unit:
+            return f"{count / unit:.{digits}g}{letter}"
+    return f"{count:.{digits}g}"
 
 
 OUTSIDE = "is not part of this setting"

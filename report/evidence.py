@@ -19,11 +19,7 @@ from report.paper import SCALES, SEEDS
 # Each verdict's sign, its class in the style sheet, and its meaning.
 VERDICTS = {
     "reproduced": ("✓", "agrees", "The paper's sign or bound holds, and its size if one is asked."),
-    "direction only": (
-        "≈",
-        "partly",
-        "The sign holds where it ran; the size is another or open.",
-    ),
+    "direction only": ("≈", "partly", "The sign holds where it ran; the size is another or open."),
     "not reproduced": ("✗", "differs", "The sign or the bound fails."),
     "chose the setting": ("○", "open", "It rests on layers 0 and 1, which chose it: no test."),
     "not tested": ("–", "open", "What decides it was not run, or not measured as the paper does."),

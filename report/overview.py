@@ -1,7 +1,7 @@
 """The first page: is Relation better, at which cost, and the results that decide."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pandas as pd
@@ -18,14 +18,14 @@ CONTEXT_CELLS = {"spared": ("main-results", "token_reduction")}
 CONTEXT_CELLS |= {"self_flow": ("relation_internal", "l0_self.full")}
 
 
-def differences(runs: pd.DataFrame) -> list[dict[str, Any]]:
+def differences(runs: pd.DataFrame) -> Iterator[dict[str, Any]]:
     """Relation − MHA by scale, from the pairs beyond the matrix where there are some.
 
     runs: of a setting. A row has scale, own_scale, the difference as final_nll and bits (Estimates
     in nat/token and bits/character), MHA's mean NLL, and the paper's difference, if any.
     """
     runs = runs.dropna(subset="final_nll")
-    runs, rows, names = runs.assign(bits=bits_per_character(runs)), [], ["final_nll", "bits"]
+    runs, names = runs.assign(bits=bits_per_character(runs)), ["final_nll", "bits"]
     for (scale, own_scale), group in runs.groupby(["scale", "own_scale"], sort=False):
         arms = group.set_index(["further", "seed"])
         mha, full = (arms.loc[arms["variant"] == v, names] for v in PAIRED)
@@ -37,8 +37,7 @@ def differences(runs: pd.DataFrame) -> list[dict[str, Any]]:
         row = {"scale": scale, "own_scale": own_scale}
         row |= {name: stats.mean(difference[name].dropna()) for name in names}
         row["mha"] = mha["final_nll"][difference.index].mean()
-        rows.append(row | {"paper": paper.number("app-nll", f"{own_scale}/mean", "delta")})
-    return rows
+        yield row | {"paper": paper.number("app-nll", f"{own_scale}/mean", "delta")}
 
 
 def difference_rows(
@@ -108,7 +107,7 @@ def losses(runs_of_settings: Sequence[pd.DataFrame]) -> list[dict[str, Any]]:
 
 
 def cost(cells: pd.DataFrame) -> str:
-    """Relation's throughput beside attention's and its further parameters, by scale; "" for none.
+    """Relation's throughput beside attention's and its further parameters, by scale.
 
     Of the first setting that has them; "" for none.
     """

@@ -6,9 +6,9 @@ import json
 import math
 import os
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -34,16 +34,6 @@ UNITS = {"1": "", "text": "", "x": "×"}  # of evidence, where they print otherw
 SYSTEMS = ("steps", "complexity", "decode", "recall", "checks", "gradients", "models", "data")
 
 
-@dataclass(frozen=True)
-class Shown:
-    """What the pages show of one setting; drawn: the names of its figures."""
-
-    records: Records
-    cells: pd.DataFrame
-    judged: list[claims.Judged]
-    drawn: list[str]
-
-
 def build(campaign: plan.Campaign, out: Path, published: bool) -> None:
     """Write the report of a campaign's columns to a folder; index.html comes last.
 
@@ -59,10 +49,10 @@ def build(campaign: plan.Campaign, out: Path, published: bool) -> None:
     # A process a setting: tables and figures take most of the time.
     with ProcessPoolExecutor(min(len(settings), os.cpu_count() or 1)) as pool:
         study_job = pool.submit(_study, out, published)
-        shown = list((map if len(settings) == 1 else pool.map)(work, settings, planned))
+        shown = (map if len(settings) == 1 else pool.map)(work, settings, planned)
+        stored, cells, judged, drawn = zip(*shown, strict=True)
         sections = study_job.result()
-    stored, judged = [each.records for each in shown], [each.judged for each in shown]
-    cells = pd.concat([each.cells for each in shown], ignore_index=True)
+    cells = pd.concat(cells, ignore_index=True)
     frames = {"cells": cells.assign(by_seed=cells["by_seed"].map(json.dumps))}
     frames["claims"], frames["evidence"] = claims.frames(settings, judged)
     for name, frame in frames.items():
@@ -76,11 +66,11 @@ def build(campaign: plan.Campaign, out: Path, published: bool) -> None:
     pages = {
         "claims.html": {"claims": by_claim},
         "tables.html": {"tables": [body for body in bodies if body[1].strip()]},
-        "figures.html": {"figures": _pictures(shown)},
+        "figures.html": {"figures": list(_pictures(settings, drawn))},
         "study.html": {"sections": list(map(_section, sections))},
-        "assumptions.html": {"assumptions": assumptions(settings, campaigns)},
+        "assumptions.html": {"assumptions": list(assumptions(settings, campaigns))},
         "records.html": {
-            "groups": run_groups(settings, published),
+            "groups": list(run_groups(settings, published)),
             "systems": list(chain(*systems)),
         },
         "index.html": {
@@ -92,7 +82,7 @@ def build(campaign: plan.Campaign, out: Path, published: bool) -> None:
             "claims": by_claim,
             "miniature": miniature,
             "losses": overview.losses(runs),
-            "missing": missing(stored, published),
+            "missing": list(missing(stored, published)),
             # A campaign that was started for some of its scales is made again for these.
             "again": [
                 command(s, published, **({} if published else {"scales": s.scales or c.scales}))
@@ -123,14 +113,17 @@ def _section(section: study.Section) -> dict[str, Any]:
     return {**vars(section), "table": table}
 
 
-def _shown(setting: Setting, campaign: plan.Campaign, out: Path, published: bool) -> Shown:
+def _shown(
+    setting: Setting, campaign: plan.Campaign, out: Path, published: bool
+) -> tuple[Records, pd.DataFrame, list[claims.Judged], list[str]]:
+    """What the pages show of one setting: records, cells, verdicts and the names of its figures."""
     stored = data.load(setting, published, campaign=campaign)
     cells = table.cells([stored], tables.EVERY)
     drawn = figures.draw(stored, out / "figures" / setting.slug)
     # The pages list runs and systems; the other frames are long and do not leave the process.
     unlisted = set(data.FRAMES) - {"runs", *SYSTEMS}
     emptied = {name: getattr(stored, name)[:0] for name in unlisted}
-    return Shown(replace(stored, **emptied), cells, claims.judge(cells, stored), drawn)
+    return replace(stored, **emptied), cells, claims.judge(cells, stored), drawn
 
 
 def _campaign(name: str, published: bool) -> plan.Campaign:
@@ -185,9 +178,9 @@ def command(
 # What did not run, and the other pages.
 
 
-def missing(stored: Sequence[Records], published: bool) -> list[dict[str, Any]]:
+def missing(stored: Sequence[Records], published: bool) -> Iterator[dict[str, Any]]:
     """What did not run, by setting, kind and scale, with the command that runs it."""
-    rows, campaigns = [], set()
+    campaigns = set()
     for setting, planned in ((each.setting, each.planned) for each in stored):
         lacking = planned[planned["status"] != "ok"]
         if setting.campaign in campaigns:  # its benchmarks are listed once
@@ -199,14 +192,12 @@ def missing(stored: Sequence[Records], published: bool) -> list[dict[str, Any]]:
                 choice |= {"seeds": group["seed"].unique(), "variants": group["variant"].unique()}
             again = published and kind != "runs"  # checkpoints are not shipped
             count = data.counted(len(group), data.KIND_NAMES.get(kind, "benchmark"))
-            row = {
+            yield {
                 "what": f"{setting}: {count}{f' at {scale}' if scale else ''}",
                 "names": ", ".join(dict.fromkeys(group["variant"])),
                 "why": "; ".join(dict.fromkeys(filter(None, group["reason"]))),
                 "command": command(setting, published, again, **choice),
             }
-            rows.append(row)
-    return rows
 
 
 def _claim(judged: Sequence[claims.Judged]) -> dict[str, Any]:
@@ -240,21 +231,21 @@ def _form(rows: Sequence[Evidence]) -> str:
     return f",.{min(max(3 - math.floor(math.log10(largest)), 0), 4)}f"
 
 
-def _pictures(shown: Sequence[Shown]) -> list[dict[str, Any]]:
-    """Each figure with its file in every setting that has it."""
-    pictures = []
+def _pictures(settings: Sequence[Setting], drawn: Sequence[list[str]]) -> Iterator[dict[str, Any]]:
+    """Each figure with its file in every setting that has it. drawn: their names by setting."""
     for drawing in figures.ALL:
-        settings = [each.records.setting for each in shown if drawing.name in each.drawn]
-        files = [(str(each), f"figures/{each.slug}/{drawing.name}.svg") for each in settings]
-        pictures += [{"drawing": drawing, "files": files}] if files else []
-    return pictures
+        pairs = zip(settings, drawn, strict=True)
+        having = [setting for setting, names in pairs if drawing.name in names]
+        files = [(str(each), f"figures/{each.slug}/{drawing.name}.svg") for each in having]
+        if files:
+            yield {"drawing": drawing, "files": files}
 
 
 def assumptions(
     settings: Sequence[Setting], campaigns: Mapping[str, plan.Campaign]
-) -> list[dict[str, Any]]:
+) -> Iterator[dict[str, Any]]:
     """Every option of a run with what it means and Full Relation's values by setting and scale."""
-    rows, options = [], []
+    options = []
     for setting in settings:
         campaign = campaigns[setting.campaign]
         variation = campaign.variations[setting.variation]
@@ -269,9 +260,7 @@ def assumptions(
         differs = any(
             a[scale] != b[scale] for a in values for b in values for scale in a.keys() & b.keys()
         )
-        row = {"name": name, "about": field.description, "differs": differs, "values": values}
-        rows.append(row)
-    return rows
+        yield {"name": name, "about": field.description, "differs": differs, "values": values}
 
 
 def _option(value: Any) -> str:
@@ -283,9 +272,9 @@ def _option(value: Any) -> str:
     return json.dumps(value).strip('"')
 
 
-def run_groups(settings: Sequence[Setting], published: bool) -> list[dict[str, Any]]:
+def run_groups(settings: Sequence[Setting], published: bool) -> Iterator[dict[str, Any]]:
     """Training runs by campaign; a shipped report has those of every campaign."""
-    root, groups = _root(published), []
+    root = _root(published)
     corpora = {setting.campaign: setting.corpus for setting in settings}
     columns = {(setting.campaign, setting.variation): setting for setting in settings}
     shipped = sorted(path.parent.name for path in root.glob("*/runs.parquet")) if published else ()
@@ -304,19 +293,18 @@ def run_groups(settings: Sequence[Setting], published: bool) -> list[dict[str, A
             again = command(setting, published, targets=[file], **choice)
             known = "=" not in setting.variation or setting.varies
             row["again"] = again if still_planned and known else ""
-        groups.append({"name": name, "rows": rows})
-    return groups
+        yield {"name": name, "rows": rows}
 
 
 def system_records(
     stored: Records, campaign: plan.Campaign, published: bool
-) -> list[dict[str, Any]]:
+) -> Iterator[dict[str, Any]]:
     """Benchmarks, checks and inventories that the tables rest on, a row a record.
 
     One without a command is of a variation that the campaign no longer measures.
     """
     jobs = [*campaign.benchmarks, *campaign.recall, *filter(None, [campaign.check])]
-    measured, rows = {job.variation for job in jobs}, []
+    measured = {job.variation for job in jobs}
     for kind in SYSTEMS:
         for source, group in getattr(stored, kind).groupby("source", sort=False):
             first = group.iloc[0].fillna("").to_dict()
@@ -329,5 +317,4 @@ def system_records(
                 again = command(stored.setting, published, targets=targets, scales=())
             row = {"setting": str(stored.setting), "file": file, "anchor": anchor, "again": again}
             row |= {name: first[name] for name in ("device", "commit", "created")}
-            rows.append(row | names | {"count": len(group)})
-    return rows
+            yield row | names | {"count": len(group)}

@@ -146,10 +146,8 @@ def median(values: Sequence[float]) -> Estimate:
 
     Fewer than six values allow no such interval.
     """
-    n, ordered = len(values), sorted(values)
-    rank = int(scipy.stats.binom.ppf(0.025, n, 0.5))
-    ends = (ordered[rank - 1], ordered[n - rank]) if rank else (math.nan, math.nan)
-    return Estimate(statistics.median(values), *ends, n)
+    ends = scipy.stats.quantile_test(values, p=0.5).confidence_interval()
+    return Estimate(statistics.median(values), float(ends.low), float(ends.high), len(values))
 
 
 def median_ratio(over: Sequence[float], under: Sequence[float], together: bool = True) -> Estimate:

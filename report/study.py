@@ -7,7 +7,7 @@ the runs that compare arms; so do `long` and `small-updates`.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -150,9 +150,9 @@ def answer_section(root: Path, fair: pd.DataFrame, folder: Path) -> Section | No
 # The fair comparison
 
 
-def search_runs(runs: pd.DataFrame, scale: str = "10M") -> pd.DataFrame:
-    """The runs that search for a learning rate."""
-    return runs[runs["variation"].str.startswith("rate") & (runs["scale"] == scale)]
+def search_runs(runs: pd.DataFrame) -> pd.DataFrame:
+    """The runs that search for a learning rate at 10M."""
+    return runs[runs["variation"].str.startswith("rate") & (runs["scale"] == "10M")]
 
 
 def runs_at_best_rate(runs: pd.DataFrame) -> pd.DataFrame:
@@ -165,21 +165,17 @@ def runs_at_best_rate(runs: pd.DataFrame) -> pd.DataFrame:
     return tried[(means == lowest) & np.isfinite(lowest)]
 
 
-def of_kind(variant: str, kind: str) -> bool:
-    """Whether an arm is one of attention (mha) or of Relation (full); the control is neither."""
-    return variant.startswith(kind) and variant != "mha-self"
-
-
 def fitted_rates(runs: pd.DataFrame) -> dict[str, tuple[float | None, float]]:
-    """`best_rate` of every arm that has searched, at 10M."""
+    """`best_rate` of every arm that has searched."""
     return {name: best_rate(arm_runs) for name, arm_runs in search_runs(runs).groupby("variant")}
 
 
 def primary_pairs(runs: pd.DataFrame) -> list[tuple[str, str]]:
     """The primary comparisons: Relation − MHA, and best Relation − best attention ("": open)."""
-    best = []
+    best, fits = [], fitted_rates(runs)
+    fits.pop("mha-self", None)  # the control is neither attention nor Relation
     for kind in PAIRED[::-1]:
-        kind_fits = {name: fit for name, fit in fitted_rates(runs).items() if of_kind(name, kind)}
+        kind_fits = {name: fit for name, fit in fits.items() if name.startswith(kind)}
         is_open = not kind_fits or any(rate is None for rate, _ in kind_fits.values())
         best.append("" if is_open else min(kind_fits, key=lambda name: kind_fits[name][1]))
     return list(dict.fromkeys([PAIRED[::-1], tuple(best)]))
@@ -444,9 +440,9 @@ def head_start(runs: pd.DataFrame, probes: pd.DataFrame, folder: Path) -> Sectio
     return Section("head-start", pd.DataFrame(rows), figure=True)
 
 
-def rates(runs: pd.DataFrame, folder: Path) -> list[Section]:
+def rates(runs: pd.DataFrame, folder: Path) -> Iterator[Section]:
     """The search for each arm's learning rate, a section a scale: rates, and rates-30M."""
-    runs, parts = runs[runs["variation"].str.startswith("rate")], []
+    runs = runs[runs["variation"].str.startswith("rate")]
     for scale, scale_runs in runs.groupby("scale"):
         name = "rates" if scale == "10M" else f"rates-{scale}"
         # At 30M each arm tries a rate of its own and the same multiples of it.
@@ -468,8 +464,7 @@ def rates(runs: pd.DataFrame, folder: Path) -> list[Section]:
         times, unit = (1, ", times the variant’s first") if sign else (1e3, " (10⁻³)")
         panels = _rate_panels(scale_runs, means, times, f"learning rate{unit}")
         save(panels, folder / f"{name}.svg")
-        parts.append(Section(name, pd.DataFrame(rows), figure=True))
-    return parts
+        yield Section(name, pd.DataFrame(rows), figure=True)
 
 
 def _rate_panels(runs: pd.DataFrame, means: pd.DataFrame, times: float, label: str) -> Figure:

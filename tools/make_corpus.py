@@ -25,17 +25,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from relation.config import PROJECT, read
 from relation.data.corpus import fingerprint
 
-CORPORA = Path("corpora")
-FINGERPRINTS = {
-    "books": "f912d9ff442f84a9255df0bfc0ffcd38401dde0b0238a7a445b3d563a0333c74",
-    "library": "79e7a6d8f2e77f53d38a2b9631800b788f1b8d7b6d318b82abf868d7c80e4dad",
-}
 SHARD = 44_000_000  # characters, with which the library's shard ends after its book
 SHARDS = 13
 LARGEST = 4 << 20  # bytes; the snapshots of the Gutenberg repositories lacked larger files
-LAYOUT = pa.schema([("text", pa.string()), ("source", pa.string())])
 Rows = list[tuple[str, str]]
 
 
@@ -374,20 +369,20 @@ def library_of(
         yield shard
 
 
-def write(name: str, shards: Iterable[tuple[str, Rows]]) -> None:
+def write(folder: Path, shards: Iterable[tuple[str, Rows]]) -> None:
     """Write a corpus's files, and compare its fingerprint with that of the shipped runs."""
-    folder = CORPORA / name
     folder.mkdir(parents=True, exist_ok=True)
     for file, rows in shards:
         texts, sources = zip(*rows, strict=True)
-        table = pa.table({"text": texts, "source": sources}, LAYOUT)
+        table = pa.table({"text": texts, "source": sources})
         path = folder / f"{file}.parquet"
         pq.write_table(table, path, compression="zstd", row_group_size=1024)
         print(f"{path}  {len(rows):,} rows", flush=True)
-    found = fingerprint(str(folder))
+    found, corpora = fingerprint(str(folder)), read(PROJECT / "config/books.yaml")["corpora"]
+    (wanted,) = (c["fingerprint"] for c in corpora.values() if c["path"] == folder.as_posix())
     print(f"{folder}  {found}")
-    if found != FINGERPRINTS[name]:
-        sys.exit(f"error: the shipped runs read {FINGERPRINTS[name]}; check out the commits above")
+    if found != wanted:
+        sys.exit(f"error: the shipped runs read {wanted}; check out the commits above")
 
 
 if __name__ == "__main__":
@@ -395,9 +390,9 @@ if __name__ == "__main__":
     parser.add_argument("checkouts", nargs="+", help="BOOKS for books; BOOKS LUEE RCDM for library")
     books, *gutenberg = parser.parse_args().checkouts
     splits = books_of(files_of(books, ".md"))
-    write("books", splits.items())
+    write(Path("corpora/books"), splits.items())
     if len(gutenberg) == 2:
         shards = library_of(splits, *(files_of(path, ".txt") for path in gutenberg))
         train = enumerate(chain([splits["train"]], islice(shards, SHARDS)))
         named = ((f"train-{number:02d}", rows) for number, rows in train)
-        write("library", chain([("validation", splits["validation"])], named))
+        write(Path("corpora/library"), chain([("validation", splits["validation"])], named))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from relation.bench.rounds import DTYPES, Answers, Timer, median_columns, record
+from relation.bench.rounds import DTYPES, Timer, median_columns, record
 from relation.jobs import Bench, Side
 from relation.ops import get_backend
 
@@ -45,9 +45,8 @@ def measure(bench: Bench, out: Path) -> None:
     """Time every operator at every context and write the record of kind `complexity`."""
     sides = {side.side: partial(operator, side, bench.precision) for side in bench.sides}
 
-    def row(name: str, measure: str, arguments: tuple, answers: Answers) -> dict:
-        seconds = median_columns("seconds", answers.samples.get(measure, []))
-        return {"operator": name, "context": arguments[0], **seconds}
+    def row(name: str, seconds: list[float], context: int) -> dict:
+        return {"operator": name, "context": context, **median_columns("seconds", seconds)}
 
     contexts = dict.fromkeys(side.context for side in bench.sides)
-    record(bench, out, "complexity", [sides], [("operator", (T,)) for T in contexts], row)
+    record(bench, out, "complexity", [sides], [(T,) for T in contexts], row)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from relation.bench.rounds import DTYPES, Answers, median_columns, record, synchronize
+from relation.bench.rounds import DTYPES, median_columns, record, synchronize
 from relation.jobs import Bench
 from relation.nn import Decoder, DecodeState
 from relation.nn.replay import Prepared, Replay
@@ -94,20 +94,19 @@ def measure(bench: Bench, out: Path) -> None:
     cells = dict.fromkeys((side.context, side.micro) for side in bench.sides)
     sides = {name: partial(decoding, model, bench.precision) for name, model in models.items()}
 
-    def row(name: str, measure: str, arguments: tuple, answers: Answers) -> dict:
-        config, (context, batch) = models[name], arguments
-        seconds = median_columns("seconds", answers.samples.get(measure, []))
-        median = seconds["seconds"]
+    def row(name: str, seconds: list[float], context: int, batch: int) -> dict:
+        config, columns = models[name], median_columns("seconds", seconds)
+        median = columns["seconds"]
         return {
             "model": name,
             "layout": config.layout,
-            "measure": measure,
+            "measure": "token",
             "context": context,
             "batch": batch,
             "precision": bench.precision,
-            **seconds,
+            **columns,
             "tokens_per_second": median and batch / median,
             "state_bytes": state_bytes(config, context, batch, DTYPES[bench.precision]),
         }
 
-    record(bench, out, "decode", [sides], [("token", cell) for cell in cells], row)
+    record(bench, out, "decode", [sides], cells, row)

@@ -64,12 +64,7 @@ def ragged_documents(shape: Shape, device: torch.device) -> Documents | None:
     return Documents.of((uniform < 1 / shape.documents).cumsum(1).to(device))
 
 
-Call = Callable[..., Tensor]
-
-
-def _output_of(form: Callable[..., tuple[Tensor, Tensor]], *inputs: Tensor, **options) -> Tensor:
-    """y of a form of Linear Relation, without the state that it returns besides."""
-    return form(*inputs, **options)[0]
+Call = Callable[..., Tensor | tuple[Tensor, Tensor]]  # y, and of Linear Relation a state
 
 
 class Peer(NamedTuple):
@@ -88,16 +83,12 @@ QKV, RELATION, LINEAR = (("p1", "p2", "info", *more) for more in ((), ("lam",), 
 _OPERATORS = {
     "mha": (QKV, causal_attention),
     "full": (RELATION, full_relation),
-    "linear": (LINEAR, partial(_output_of, chunked_linear_relation)),
+    "linear": (LINEAR, chunked_linear_relation),
 }
 
 
 def _backend(operator: str, name: str) -> Peer:
-    def build(device: torch.device) -> Call:
-        call = get_backend(operator, name, device).call
-        return partial(_output_of, call) if operator == "linear" else call
-
-    return Peer(*_OPERATORS[operator], build)
+    return Peer(*_OPERATORS[operator], lambda device: get_backend(operator, name, device).call)
 
 
 PEERS: dict[str, Peer] = {
@@ -160,18 +151,20 @@ def peer_calls(name: str, precision: str, device: torch.device, shape: Shape):
     nbytes = sum(copies[0][name].nbytes for name in (*peer.takes, "dy"))
     if device.type == "cuda":
         # One copy more than the last cache holds: no call finds its inputs there.
-        for _ in range(min(_MOST_COPIES, math.ceil(protocol.cache_bytes(device) / nbytes))):
+        cache = torch.cuda.get_device_properties(device).L2_cache_size  # bytes
+        for _ in range(min(_MOST_COPIES, math.ceil(cache / nbytes))):
             copies.append(draw(shape, protocol.DTYPES[precision], device, generator))
     turn = itertools.cycle(copies)
 
-    def forward() -> Tensor:
+    def forward() -> None:
         values = next(turn)
-        return call(*(values[name] for name in peer.takes))
+        call(*(values[name] for name in peer.takes))
 
     def backward() -> None:
         values = next(turn)
         inputs = [values[name] for name in peer.takes]
-        torch.autograd.grad(call(*inputs), inputs, values["dy"])
+        y = call(*inputs)
+        torch.autograd.grad(y[0] if isinstance(y, tuple) else y, inputs, values["dy"])
 
     answer = {"error": _error(peer, protocol.DTYPES[precision], shape, device)}
     calls = {FORWARD: forward, BACKWARD: backward}
@@ -201,6 +194,7 @@ def _error(peer: Peer, dtype: torch.dtype, shape: Shape, device: torch.device) -
     for call, cast in ((peer.build(device), torch.clone), (peer.definition, Tensor.double)):
         leaves = [cast(inputs[name]).detach().requires_grad_() for name in peer.takes]
         y = call(*leaves, documents=ragged_documents(part, device))
+        y = y[0] if isinstance(y, tuple) else y
         results.append((y, *torch.autograd.grad(y, leaves[:3], dy.to(y.dtype))))
     errors = [
         ((ours.double() - truth).square().sum() / truth.square().sum()).sqrt()

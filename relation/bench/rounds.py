@@ -82,11 +82,6 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def cache_bytes(device: torch.device) -> int:
-    """Bytes of a GPU's last cache."""
-    return torch.cuda.get_device_properties(device).L2_cache_size
-
-
 class Timer:
     """Seconds that a call takes on the device, and seconds that it keeps the host.
 
@@ -108,7 +103,8 @@ class Timer:
         once = time.perf_counter() - began
         self.calls = max(least_calls, math.ceil(self._SHORTEST / once))
         if device.type == "cuda":
-            self._buffer = torch.empty(4 * cache_bytes(device), dtype=torch.uint8, device=device)
+            cache = torch.cuda.get_device_properties(device).L2_cache_size  # bytes
+            self._buffer = torch.empty(4 * cache, dtype=torch.uint8, device=device)
             self._graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self._graph):
                 for _ in range(self.calls):
@@ -326,14 +322,14 @@ def record(
     out: Path,
     kind: str,
     groups: Iterable[Mapping[str, Side]],
-    cells: Iterable[tuple[str, tuple]],
-    row: Callable[[str, str, tuple, Answers], dict],
+    cells: Iterable[tuple],
+    row: Callable[..., dict],
     warm_rounds: int = 2,
 ) -> None:
     """Measure a campaign's benchmark and write its record.
 
-    groups: the sides that are measured together, group by group; cells: a measure and a side's
-    arguments for it; row(side, measure, arguments, answers): columns of the kind.
+    groups: the sides that are measured together, group by group; cells: arguments of every side;
+    row(side, seconds, *arguments): columns of the kind, of the seconds of all rounds.
     Whatever a side meets, out of memory, a crash or a missing backend, is its row's status.
     """
     names, rows, key = records.KINDS[kind].names, [], records.key(bench, kind)
@@ -341,12 +337,12 @@ def record(
         conditions = Conditions(device)
         for sides in groups:
             with Sides(sides, conditions) as processes:
-                for measure, arguments in cells:
-                    by_side = processes.compare(arguments, [measure], bench.rounds, warm_rounds)
+                for arguments in cells:
+                    by_side = processes.compare(arguments, [kind], bench.rounds, warm_rounds)
                     device_columns = conditions.columns()
                     for side, answers in by_side.items():
-                        columns = key | answers.columns(measure) | device_columns
-                        columns |= row(side, measure, arguments, answers)
+                        columns = key | answers.columns(kind) | device_columns
+                        columns |= row(side, answers.samples.get(kind, []), *arguments)
                         rows.append({name: columns.get(name) for name in names})
         origin = records.origin(bench.hash, machine.describe(device))
     records.write(out, kind, rows, origin)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from relation import machine
-from relation.bench.rounds import Answers, median_columns, record, synchronize
+from relation.bench.rounds import median_columns, record, synchronize
 from relation.data.windows import TOKEN_TYPE
 from relation.errors import InputError, RunError
 from relation.jobs import Bench, Side
@@ -116,10 +116,10 @@ def measure(bench: Bench, out: Path, data: Path) -> None:
     groups = groups_of(bench.sides) if bench.benchmark == "linear-long" else [bench.sides]
     calls = [{side.side: partial(updates, bench, side, tokens) for side in x} for x in groups]
 
-    def row(name: str, measure: str, arguments: tuple, answers: Answers) -> dict:
+    def row(name: str, seconds: list[float]) -> dict:
         side = by_name[name]
         per_update = side.micro * side.accumulation * side.context
-        rates = [per_update / seconds for seconds in answers.samples.get(measure, [])]
+        rates = [per_update / each for each in seconds]
         return {
             **asdict(side),
             "backend": backend_names(side.model, side.backends),
@@ -130,4 +130,4 @@ def measure(bench: Bench, out: Path, data: Path) -> None:
         }
 
     # A round's first update settles what the others left: no rounds to warm up.
-    record(bench, out, "steps", calls, [("update", ())], row, warm_rounds=0)
+    record(bench, out, "steps", calls, [()], row, warm_rounds=0)

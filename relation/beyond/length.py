@@ -29,14 +29,21 @@ from relation.train.step import autocast
 PIECES = 4  # of a training context, over which NLL is averaged
 
 
-def document_windows(tokens: np.ndarray, end: int, length: int, count: int) -> np.ndarray:
-    """Windows of `length` tokens and the next one, each within a document, (n, length + 1) int64.
+def document_windows(
+    tokens: np.ndarray, end: int, context: int, contexts: int, count: int
+) -> np.ndarray:
+    """Windows of L tokens and the next one, each within a document, (n, L + 1) int64.
 
-    tokens: (N,) ids; end: that of end-of-text, with which a document begins. The first window of
-    every document, then every second one, up to `count`; fewer where there are no more.
+    tokens: (N,) ids; end: that of end-of-text, with which a document begins. L is `contexts`
+    training contexts, halved until a document is so long. The first window of every document, then
+    every second one, up to `count`; fewer where there are no more, as where none holds a context.
     """
     starts = np.concatenate([[0], np.flatnonzero(tokens == end), [len(tokens)]])
-    windows = (np.diff(starts) - 1) // length
+    sizes = np.diff(starts) - 1
+    while contexts > 1 and max(sizes) < contexts * context:
+        contexts //= 2
+    length = contexts * context
+    windows = sizes // length
     places = [
         start + turn * length
         for turn in range(max(windows))
@@ -44,19 +51,6 @@ def document_windows(tokens: np.ndarray, end: int, length: int, count: int) -> n
     ]
     rows = [tokens[place : place + length + 1] for place in places[:count]]
     return np.stack(rows).astype(np.int64) if rows else np.empty((0, length + 1), np.int64)
-
-
-def longest_windows(
-    tokens: np.ndarray, end: int, context: int, contexts: int, count: int
-) -> np.ndarray:
-    """`document_windows` of `contexts` training contexts, halved until a document is so long.
-
-    No windows where no document holds a context.
-    """
-    windows = document_windows(tokens, end, contexts * context, count)
-    if len(windows) or contexts == 1:
-        return windows
-    return longest_windows(tokens, end, context, contexts // 2, count)
 
 
 @torch.no_grad()
@@ -143,7 +137,7 @@ def measure(
     with claim(run.device, runs_per_gpu) as device:
         model = load_model(checkpoint, device, Execution(**run.backends)).eval()
         tokens, end = open_tokens(data, "validation"), end_of_text_id(data)
-        windows = longest_windows(tokens, end, run.context, section.contexts, section.windows)
+        windows = document_windows(tokens, end, run.context, section.contexts, section.windows)
         with autocast(device, run.precision):
             long = torch.from_numpy(windows).to(device)
             rows = list(length_rows(model, long, run.context)) if len(windows) else []

@@ -7,6 +7,7 @@ windows in an order fixed by (s, e) alone, the same for both runs of a pair.
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -89,18 +90,13 @@ class TrainingWindows:
                 f"the training split holds {len(tokens):,} tokens, fewer than one window of "
                 f"{context + 1:,}; give more text"
             )
-        self.context, self.seed, self.tokens = context, seed, tokens
-        self._epoch, self._order = -1, np.empty(0, np.int64)
+        self.context, self.tokens = context, tokens
+        self._order = lru_cache(maxsize=1)(partial(epoch_order, self.count, seed))
 
     def window_ids(self, first: int, count: int) -> np.ndarray:
         """Ids (count,) int64 of the windows at positions first .. first + count - 1."""
-        ids = np.empty(count, np.int64)
-        for i, position in enumerate(range(first, first + count)):
-            epoch, place = divmod(position, self.count)
-            if epoch != self._epoch:
-                self._epoch, self._order = epoch, epoch_order(self.count, self.seed, epoch)
-            ids[i] = self._order[place]
-        return ids
+        places = (divmod(position, self.count) for position in range(first, first + count))
+        return np.array([self._order(epoch)[place] for epoch, place in places], np.int64)
 
     def batch(self, ids: np.ndarray, tokens: int, rows: int) -> tuple[np.ndarray, np.ndarray]:
         """Inputs and targets, each (rows, T) int64, for windows `ids`.
@@ -119,18 +115,14 @@ class TrainingWindows:
         return inputs, targets
 
 
-class OrderHash:
-    """A running SHA-256 of the windows consumed: equal for two runs that read the same data."""
+def order_hash(before: str, ids: np.ndarray, tokens: int) -> str:
+    """SHA-256 of the windows consumed, hexadecimal: equal for two runs that read the same data.
 
-    def __init__(self, token_file_sha256: str, context: int, state: str | None = None):
-        self.value = state or hashlib.sha256(f"{token_file_sha256}/{context}".encode()).hexdigest()
-
-    def update(self, ids: np.ndarray, tokens: int) -> None:
-        """Add one update's windows, (n,) int64, and how many tokens of them were predicted."""
-        digest = hashlib.sha256(bytes.fromhex(self.value))
-        digest.update(ids.astype("<i8").tobytes())
-        digest.update(tokens.to_bytes(8, "little"))
-        self.value = digest.hexdigest()
+    before: of the updates before, at first of the token file and the context; ids: the update's
+    windows, (n,) int64; tokens: how many of them were predicted.
+    """
+    windows = ids.astype("<i8").tobytes() + tokens.to_bytes(8, "little")
+    return hashlib.sha256(bytes.fromhex(before) + windows).hexdigest()
 
 
 def validation_batches(

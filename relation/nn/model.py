@@ -437,24 +437,23 @@ class Decoder(nn.Module):
         So the weights that paired variants share start equal, whatever else a variant adds. Those
         that transformers has loaded keep their values.
         """
+        keys = f"{seed}/{key}" if key else str(seed)
         for name, parameter in self.named_parameters():
             if not getattr(parameter, "_is_hf_initialized", False):
-                parameter.copy_(_initial_values(self.config, name, parameter, seed, key))
+                parameter.copy_(_initial_values(self.config, name, parameter, keys))
 
 
-def _initial_values(
-    config: ModelConfig, name: str, parameter: Tensor, seed: int, key: str
-) -> Tensor:
+def _initial_values(config: ModelConfig, name: str, parameter: Tensor, key: str) -> Tensor:
     """What one parameter starts at, in its shape; name: in a `Decoder`."""
     kind, shape = name.rpartition(".")[2], parameter.shape
     if kind in ("a_log", "dt_bias"):
         # Keyed without `mixer.`, as they were named when the first runs were made.
-        generator = _generator(seed, key, name.replace("mixer.", ""))
+        generator = keyed_generator(f"{key}/{name.replace('mixer.', '')}")
         return retention_start(kind, torch.rand(shape, generator=generator, device="cpu"))
     if len(shape) < 2:  # lambda, the angles, the gains of norms
         return torch.full_like(parameter, {"lam": config.lambda_init, "theta": 0.0}.get(kind, 1.0))
     # A matrix (out, in), one a head (H, out, in), or the embedding (V, d).
-    generator, is_embedding = _generator(seed, key, name), name == "embedding.weight"
+    generator, is_embedding = keyed_generator(f"{key}/{name}"), name == "embedding.weight"
     if config.linear_init == "torch" and not is_embedding:
         values = 2 * torch.rand(shape, generator=generator, device="cpu") - 1
         scale = shape[1] ** -0.5
@@ -481,9 +480,9 @@ def retention_start(name: str, uniform: Tensor) -> Tensor:
     return dt + torch.log(-torch.expm1(-dt))
 
 
-def _generator(seed: int, key: str, name: str) -> torch.Generator:
-    keyed = f"{seed}/{key}/{name}" if key else f"{seed}/{name}"
-    digest = hashlib.sha256(keyed.encode()).digest()
+def keyed_generator(key: str) -> torch.Generator:
+    """A generator on the CPU whose seed is a hash of the key."""
+    digest = hashlib.sha256(key.encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
 
 

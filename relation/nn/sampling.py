@@ -1,6 +1,5 @@
 """Drawing the next token: its distribution, and one cut of it a row that every device repeats."""
 
-import hashlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from torch import Tensor
 
 from relation.errors import InputError
 from relation.kernels import decoding
+from relation.nn.model import keyed_generator
 
 CHUNK = 256  # uniform numbers are drawn for so many tokens at a time
 
@@ -104,9 +104,7 @@ def uniform_numbers(seed: int, rows: int) -> Iterator[Tensor]:
     Row b's depend on the seed and on b alone. They are drawn on the CPU, so that every device draws
     the same text from the same logits.
     """
-    digests = (hashlib.sha256(f"{seed}/{row}".encode()).digest() for row in range(rows))
-    keys = (int.from_bytes(digest[:8], "little") >> 1 for digest in digests)
-    generators = [torch.Generator().manual_seed(key) for key in keys]
+    generators = [keyed_generator(f"{seed}/{row}") for row in range(rows)]
     while True:
         numbers = [torch.rand(CHUNK, generator=g, dtype=torch.float64) for g in generators]
         yield torch.stack(numbers, dim=1)

@@ -62,7 +62,8 @@ def causal_flow(
 
     With `null` they sum to less: the rest flows to the null token.
     """
-    _check((q, k), documents)
+    check_groups(q=q, k=k)
+    check_documents(documents, q)
     return softmax(scores(q, k).masked_fill(unseen(documents, q), -torch.inf), null)
 
 
@@ -102,7 +103,8 @@ def fused_attention(
     Documents need FlashAttention: on a GPU its kernel of sequences of unequal length, on a CPU one
     call a document. Where PyTorch has no such kernel for the inputs it raises RuntimeError.
     """
-    _check((q, k, v), documents)
+    check_groups(q=q, k=k, v=v)
+    check_documents(documents, q)
     heads, shares = q.shape[1], q.shape[1] != k.shape[1]
     if documents is not None:
         if kernel != SDPBackend.FLASH_ATTENTION or null:
@@ -171,8 +173,3 @@ def check_documents(documents: Documents | None, x: Tensor) -> None:
             "each token, or Documents.padded(mask)"
         )
     documents.check(x)
-
-
-def _check(states: tuple[Tensor, ...], documents: Documents | None) -> None:
-    check_groups(**dict(zip("qkv", states, strict=False)))
-    check_documents(documents, states[0])

@@ -88,8 +88,8 @@ class RunState:
     """
 
     init_hash: str
+    order_hash: str
     update: int = 0
-    order_hash: str = ""
     losses: list[float] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)

@@ -4,6 +4,7 @@ One process trains it, or several that torchrun started. A killed run goes on fr
 state when the same command is given again.
 """
 
+import hashlib
 import json
 import math
 import sys
@@ -14,7 +15,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -24,7 +24,6 @@ from torch import Tensor
 from relation import records
 from relation.data.windows import (
     Mask,
-    OrderHash,
     TrainingWindows,
     Update,
     bounded_mask,
@@ -32,9 +31,11 @@ from relation.data.windows import (
     document_mask,
     first_windows,
     open_tokens,
+    order_hash,
     plan_updates,
 )
 from relation.errors import InputError, RunError
+from relation.jobs import Run
 from relation.machine import Progress, describe, deterministic_algorithms, to_device
 from relation.nn import Decoder, Execution
 from relation.nn.model import shared_weights_hash
@@ -44,13 +45,10 @@ from relation.train.distributed import World, summed_gradients
 from relation.train.step import Readback, UpdateStep, build_optimizer, check_all_learn, nll_of, wsd
 from relation.variants import LINEAR, backend_names, parameter_count
 
-if TYPE_CHECKING:
-    from relation.jobs import Run
-
 _REMEDY = "lower learning_rate, or count it with divergence: record"
 
 
-def train(run: "Run", data: Path, out: Path, resume: Path, runs_per_gpu: int = 1) -> None:
+def train(run: Run, data: Path, out: Path, resume: Path, runs_per_gpu: int = 1) -> None:
     """Train a run and write run, losses and probes.parquet and model.safetensors into `out`.
 
     data: its prepared corpus; resume: the folder of resume states, where a killed run's lies until
@@ -69,7 +67,7 @@ def train(run: "Run", data: Path, out: Path, resume: Path, runs_per_gpu: int = 1
 
 
 def _train(
-    run: "Run", data: Path, out: Path, state_file: Path, world: World, device: torch.device
+    run: Run, data: Path, out: Path, state_file: Path, world: World, device: torch.device
 ) -> None:
     if world.size > 1 and run.divergence == "record":  # the others would wait for the one that ends
         raise InputError(f"{run.name}: divergence: record takes one process, and {world.size} run")
@@ -105,17 +103,24 @@ def _train(
         for unfinished in state_file.parent.glob(f".{state_file.name}.*.tmp"):
             unfinished.unlink()
     state = checkpoint.load_state(state_file, key, model, optimizer, world.leads)
-    state = state or RunState(init_hash)
+    read_nothing = hashlib.sha256(f"{hashes['train']}/{run.context}".encode()).hexdigest()
+    state = state or RunState(init_hash, read_nothing)
     if state.update and world.leads:
         print(f"{run.name} goes on at update {state.update + 1}", file=sys.stderr)
     if state.processes[-1:] != [world.size]:
         state.processes.append(world.size)
-    order = OrderHash(hashes["train"], run.context, state.order_hash or None)
     consumed = sum(update.tokens for update in updates[: state.update])
 
     # What the loop calls. A GPU is a few updates behind the host, so that losses come late.
     readback = Readback(device)
     launched: deque[np.ndarray] = deque()  # the windows of updates whose loss is not known yet
+
+    def batches(update: Update, ids: np.ndarray) -> Iterator[tuple[Tensor, ...]]:
+        """This process's micro-batches: inputs and targets, (micro, T), on the device."""
+        for first in range(world.rank * run.micro, len(ids), world.size * run.micro):
+            tokens = min(update.tokens - first * run.context, run.micro * run.context)
+            arrays = windows.batch(ids[first : first + run.micro], tokens, run.micro)
+            yield tuple(to_device(array, device) for array in arrays)
 
     def log(readings: Iterator[tuple[list[float], float]]) -> None:
         """Add finished updates to the state. Raises _DivergedError for one that is not finite."""
@@ -128,7 +133,7 @@ def _train(
                     f"tokens (windows {update.first} to {update.first + update.windows - 1} of "
                     f"seed {run.seed}'s order); {_REMEDY}"
                 )
-            order.update(launched.popleft(), update.tokens)
+            state.order_hash = order_hash(state.order_hash, launched.popleft(), update.tokens)
             state.update += 1
             state.losses.append(loss)
             state.norms.append(norm)
@@ -148,7 +153,6 @@ def _train(
         """Write a resume state; on a GPU training goes on meanwhile."""
         nonlocal writing
         log(readback.drain())
-        state.order_hash = order.value
         # Broken weights are not saved: the next update's loss stops the run, in all processes.
         if not _not_finite(model):
             tensors, metadata = checkpoint.snapshot(model, optimizer, state, key)
@@ -174,8 +178,7 @@ def _train(
                     before, after, run.budget_tokens, run.warmup_tokens, run.plateau_fraction
                 )
                 ids = windows.window_ids(update.first, update.windows)
-                batches = _batches(run, windows, update, ids, world, device)
-                loss, norm = step(batches, update.tokens, rate)
+                loss, norm = step(batches(update, ids), update.tokens, rate)
                 launched.append(ids)
                 log(readback.put(loss, norm))
                 if update.index == 0:
@@ -211,28 +214,13 @@ def _train(
     checkpoint.save_model(model, out / "model.safetensors", {"hash": run.hash})
     trained = updates[: state.update]
     epochs = (trained[-1].first + trained[-1].windows) / windows.count if trained else 0.0
-    measured = {"final_nll": nll, "order_hash": order.value, "peak_memory_gib": peak}
+    measured = {"final_nll": nll, "order_hash": state.order_hash, "peak_memory_gib": peak}
     _write(run, out, splits, trained, state, device, {**measured, "epochs": epochs})
     state_file.unlink(missing_ok=True)
 
 
-def _batches(
-    run: "Run",
-    windows: TrainingWindows,
-    update: Update,
-    ids: np.ndarray,
-    world: World,
-    device: torch.device,
-) -> Iterator[tuple[Tensor, ...]]:
-    """This process's micro-batches of an update: inputs and targets, (micro, T), on the device."""
-    for first in range(world.rank * run.micro, len(ids), world.size * run.micro):
-        tokens = min(update.tokens - first * run.context, run.micro * run.context)
-        arrays = windows.batch(ids[first : first + run.micro], tokens, run.micro)
-        yield tuple(to_device(array, device) for array in arrays)
-
-
 def _probes(
-    run: "Run",
+    run: Run,
     model: Decoder,
     validation: np.ndarray,
     mask: Mask,
@@ -272,7 +260,7 @@ def _probes(
 
 
 def _write(
-    run: "Run",
+    run: Run,
     out: Path,
     splits: dict[str, dict],
     updates: list[Update],

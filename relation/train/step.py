@@ -8,6 +8,7 @@ import copy
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from inspect import unwrap
 from types import FunctionType
 
@@ -28,6 +29,7 @@ _WARM_PASSES = 2
 _UPDATES_LATE = 3  # a GPU is given the next updates before the first of these is waited for
 
 
+@dataclass(eq=False)
 class UpdateStep:
     """Runs updates of one model on one device.
 
@@ -39,23 +41,19 @@ class UpdateStep:
     gradients and the loss over its processes there.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        device: torch.device,
-        precision: str,
-        compile: bool,
-        gradient_clip: float,
-        documents: Callable[[Tensor, Tensor], Documents] | None = None,
-        reduce: Callable[[Tensor], None] | None = None,
-    ):
-        self.reduce, self.documents = reduce, documents
-        self.model, self.optimizer, self.device = model, optimizer, device
-        self.precision, self.gradient_clip = precision, gradient_clip
-        self._loss = torch.compile(_recompiled_copy(summed_nll)) if compile else summed_nll
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    device: torch.device
+    precision: str
+    compile: bool
+    gradient_clip: float
+    documents: Callable[[Tensor, Tensor], Documents] | None = None
+    reduce: Callable[[Tensor], None] | None = None
+
+    def __post_init__(self):
+        self._loss = torch.compile(_recompiled_copy(summed_nll)) if self.compile else summed_nll
         # The first update compiles, the second captures the compiled pass, later ones replay it.
-        self._captures, self._compiled = compile and device.type == "cuda", False
+        self._captures, self._compiled = self.compile and self.device.type == "cuda", False
         self._captured: _CapturedPass | None = None
 
     def __call__(

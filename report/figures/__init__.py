@@ -20,9 +20,8 @@ def draw(records: Records, folder: Path) -> list[str]:
     for drawing in ALL:
         path = folder / f"{drawing.name}.svg"
         path.unlink(missing_ok=True)
-        with styled():
-            figure = drawing.draw(records)
-            if figure is not None:
-                save(figure, path)
-                drawn.append(drawing.name)
+        if len(rows := drawing.choose(records)):
+            with styled():
+                save(drawing.draw(rows, records), path)
+            drawn.append(drawing.name)
     return drawn

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
+from matplotlib.ticker import MaxNLocator, NullLocator
 
 from relation.variants import PAIRED
 from report import data
@@ -48,12 +48,13 @@ _DARK[MHA.lower()] = "#4aa3df"
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure: its heading, its caption, and what draws it from a setting's records."""
+    """A figure: its heading, its caption, the rows of a setting's records, and what draws them."""
 
     name: str
     heading: str
     caption: str
-    draw: Callable[[Records], Figure | None]
+    choose: Callable[[Records], pd.DataFrame]
+    draw: Callable[[pd.DataFrame, Records], Figure]
 
 
 ALL: list[Drawing] = []
@@ -66,11 +67,7 @@ def drawing(name: str, heading: str, choose: Callable[[Records], pd.DataFrame]) 
     """
 
     def declare(draw: Callable[[pd.DataFrame, Records], Figure]) -> Callable:
-        def drawn(records: Records) -> Figure | None:
-            rows = choose(records)
-            return None if rows.empty else draw(rows, records)
-
-        ALL.append(Drawing(name, heading, " ".join(draw.__doc__.split()), drawn))
+        ALL.append(Drawing(name, heading, " ".join(draw.__doc__.split()), choose, draw))
         return draw
 
     return declare
@@ -155,18 +152,10 @@ def seeds_and_mean(axes: Axes, curves: pd.DataFrame, colour: str, points=False, 
     axes.plot(mean.index, mean, color=colour, **look)
 
 
-def count(value: float, _=None) -> str:
-    """A round count: 131K, 1.07B."""
-    for unit, name in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
-        if abs(value) >= unit:
-            return f"{value / unit:.3g}{name}"
-    return f"{value:.3g}"
-
-
-def counts(axis, ticks: int = 4) -> None:
+def counts(axis) -> None:
     """Round counts on an axis."""
-    axis.set_major_locator(MaxNLocator(ticks))
-    axis.set_major_formatter(FuncFormatter(count))
+    axis.set_major_locator(MaxNLocator(4))
+    axis.set_major_formatter(lambda count, _: data.rounded(count))
 
 
 def doublings(axes: Axes, places: list[int]) -> None:

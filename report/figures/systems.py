@@ -3,7 +3,7 @@
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullLocator
+from matplotlib.ticker import NullLocator
 
 from report import data
 from report.data import Records
@@ -24,7 +24,7 @@ def _contexts(panel: Axes, contexts: pd.Series) -> None:
 
 def _logarithmic(panel: Axes) -> None:
     panel.set_yscale("log")
-    panel.yaxis.set_major_formatter(FuncFormatter(style.count))
+    panel.yaxis.set_major_formatter(lambda count, _: data.rounded(count))
     panel.yaxis.set_minor_locator(NullLocator())
 
 

@@ -41,19 +41,18 @@ def complexity_table(
     points, or an interval wider than 1, leave a power undetermined. Decode state is the size of
     the tensors that the next token needs; a token is decoded by the whole model, batch 1, at the
     first and the last T. Many rows are the largest batch asked for."""
-    powers = []
+    powers = {}  # by operator and column
     for operator in OPERATORS:
         rows = complexity.query("operator == @operator").sort_values("context")
         if len(rows):
-            powers += _exponents(operator, rows)
+            powers |= {(operator, each["column"]): each for each in _exponents(operator, rows)}
             yield from _decode_cells(operator, rows, decode)
-    yield from powers
+    yield from powers.values()
     for row, candidates in ROWS.items():
         why = "a property of the algorithm; nothing is measured for it"
         yield cell(row, "sequential", status="no counterpart", reason=why)
         for column, quantity in (("complexity", "time_exponent"), ("state", "state_exponent")):
-            exponents = [each for each in powers if each["column"] == quantity]
-            exponents = [each for name in candidates for each in exponents if each["row"] == name]
+            exponents = [powers[key] for name in candidates if (key := (name, quantity)) in powers]
             # Of the first operator that has one; else why the first has none.
             exponents.sort(key=lambda each: each["status"] != "ok")
             yield from (_in_words(row, column, each) for each in exponents[:1])

@@ -6,6 +6,7 @@ from typing import Any
 import pandas as pd
 
 from relation.variants import PAIRED
+from report.data import rounded
 from report.table import Cells, cell, table
 
 Model = Mapping[str, Any]
@@ -23,11 +24,7 @@ def vocabulary(model: Model) -> str:
 
 def tokens(model: Model) -> str:
     """The training budget with at most four significant digits: 150M, 1.071B, 98.3K."""
-    budget = int(model["budget_tokens"])
-    for size, letter in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
-        if budget >= size:
-            return f"{budget / size:.4g}{letter}"
-    return str(budget)
+    return rounded(int(model["budget_tokens"]), 4)
 
 
 def micro_ga(model: Model) -> str:

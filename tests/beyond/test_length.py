@@ -35,13 +35,13 @@ def decoder(layout: str, **rest) -> Decoder:
 def test_windows_lie_within_a_document() -> None:
     """The first of each, then the second of each; ids count up, so that a seam would show."""
     tokens = np.concatenate([[END, *range(10, 22)], [END, *range(30, 34)], [END, *range(50, 59)]])
-    windows = beyond.document_windows(tokens, END, 4, count=10)
+    windows = beyond.document_windows(tokens, END, 4, 1, count=10)
     assert windows[:, 0].tolist() == [END, END, END, 13, 53, 17]
     assert all((np.diff(row[1:]) == 1).all() for row in windows)
-    assert len(beyond.document_windows(tokens, END, 4, count=2)) == 2
-    actual = beyond.longest_windows(tokens, END, 3, 8, count=9)
+    assert len(beyond.document_windows(tokens, END, 4, 1, count=2)) == 2
+    actual = beyond.document_windows(tokens, END, 3, 8, count=9)
     assert actual.shape == (1, 13), "no document holds 24 tokens, one holds 12"
-    assert len(beyond.longest_windows(tokens, END, 50, 8, count=9)) == 0
+    assert len(beyond.document_windows(tokens, END, 50, 8, count=9)) == 0
 
 
 def lengths(model: Decoder) -> dict[str, np.ndarray]:

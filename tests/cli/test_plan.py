@@ -50,7 +50,7 @@ def test_no_shipped_run_is_to_be_made(name: str) -> None:
     names = shipped[["scale", "variation", "variant", "seed"]].astype(str).agg("/".join, axis=1)
     hashes = {run.name: run.hash for run in campaign.planned}
     assert dict(zip(names, shipped["hash"], strict=True)).items() <= hashes.items()
-    files = campaign.files(records.published_hashes)
+    files = campaign.files()
     assert not {f"runs/{each}/run.parquet" for each in names} & files.keys()
     if name in ("anchor", "readings"):
         assert not [path for path in files if path.startswith(("runs", "flow", "length"))]
@@ -215,7 +215,7 @@ def test_a_campaign_names_its_own_text(tmp_path: Path, base: str, unused: str) -
     variations = "variations: {base: {corpus: y}}"
     campaign = mine(tmp_path, f"base: {base}\ncorpora: {{y: {{path: y.txt}}}}\n{variations}\n")
     assert {run.data.title for run in campaign.planned} == {"y"}
-    assert not any(unused in path for path in campaign.files(records.published_hashes))
+    assert not any(unused in path for path in campaign.files())
 
 
 def test_texts_given_are_known_by_their_content(tmp_path) -> None:

@@ -107,9 +107,9 @@ def test_a_command_makes_again_exactly_the_run_beside_it() -> None:
 
 def test_every_benchmark_and_check_has_the_command_that_makes_it() -> None:
     books = plan.load({"campaign": "books"})
-    rows = site.system_records(load("books", "nearest"), books, published=True)
+    rows = list(site.system_records(load("books", "nearest"), books, published=True))
     assert {row["kind"] for row in rows if not row["again"]} == {"models"}
-    planned = cache(lambda **choice: set(plan.load(choice).files(lambda *_: ())))
+    planned = cache(lambda **choice: set(plan.load(choice).files()))
     for command in {row["again"] for row in rows if row["again"]}:
         words, choice = choice_of(command)
         assert words[3:] and {w.removeprefix("results/books/") for w in words[3:]} <= planned(
