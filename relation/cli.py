@@ -452,7 +452,7 @@ def main(arguments: list[str] | None = None) -> int:
             sys.stdout.flush()
         return 0
     except KeyboardInterrupt:
-        print(file=sys.stderr)
+        print("\ninterrupted: the same command goes on from what is there", file=sys.stderr)
         return 130
     except BrokenPipeError:
         # The interpreter flushes standard output once more as it exits.

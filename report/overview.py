@@ -71,14 +71,14 @@ def answer(rows: Sequence[Evidence]) -> str:
         "higher": [row for row in rows if row.low is not None and row.low > 0],
     }
     sentences = [
-        f"Its loss is {way} in {len(those)} of {len(rows)} comparisons: "
+        f"Its loss is {way} in {len(those)} of {len(rows)} comparisons, by a 95% interval: "
         + "; ".join(f"at {row.label}, {row.quantity}, {_by(row)}" for row in those)
         for way, those in established.items()
         if those
     ]
     undecided = len(rows) - sum(map(len, established.values()))
     if undecided:
-        sentences.append(f"No difference is established in {undecided} of {len(rows)}")
+        sentences.append(f"In {undecided} of {len(rows)} no difference is established")
     return ". ".join([*sentences, ""]).strip()
 
 

@@ -83,9 +83,8 @@ def build(campaign: plan.Campaign, out: Path, published: bool) -> None:
             "miniature": miniature,
             "losses": overview.losses(runs),
             "missing": list(missing(stored, published)),
-            # A campaign that was started for some of its scales is made again for these.
             "again": [
-                command(s, published, **({} if published else {"scales": s.scales or c.scales}))
+                command(s, published, **({} if published else _chosen(c)))
                 for s, c in zip(settings, planned, strict=True)
             ],
         },
@@ -130,6 +129,16 @@ def _campaign(name: str, published: bool) -> plan.Campaign:
     """What is planned: all of the campaign, or as the workflow was started in its own folder."""
     started = Path("results") / name / "campaign.json"
     return plan.load(started if started.exists() and not published else {"campaign": name})
+
+
+def _chosen(campaign: plan.Campaign) -> dict[str, list]:
+    """What a user's own call chose beside variations, as `command` takes it."""
+    choices = {} if campaign.published else {"published": ["false"]}
+    for key in ("scales", "variants", "seeds"):
+        if (value := campaign.settings.get(key)) is not None:
+            value = value.split(",") if isinstance(value, str) else value
+            choices[key] = value if isinstance(value, list) else [value]
+    return choices
 
 
 def _write_pages(pages: Mapping[str, Mapping[str, Any]], out: Path, **context: Any) -> None:

@@ -182,18 +182,21 @@ def primary_pairs(runs: pd.DataFrame) -> list[tuple[str, str]]:
 
 
 def fair_summary(runs: pd.DataFrame) -> str:
-    """The fair comparison in a sentence: its verdicts and, while one is open, its search."""
+    """The fair comparison in a sentence: its verdicts; its search while one lacks fresh runs."""
 
     def sentence(over: str, under: str, comparison: Comparison | None, ruling: str = "") -> str:
-        seeds = f"{signed(comparison.welch)} on {comparison.seeds} seeds" if comparison else ""
-        return f"{minus(over, under)}: {', '.join(filter(None, (seeds, ruling)))}"
+        value = signed(comparison.welch) if comparison else ""
+        if comparison and f"{comparison.seeds} of" not in ruling:
+            value += f" on {comparison.seeds} seeds"
+        return f"{minus(over, under)}: {', '.join(filter(None, (value, ruling)))}"
 
     primary = comparison_table(runs).query("family == 'primary' and over != ''")
     fresh = "; ".join(
         sentence(row.over, row.under, row.comparison, verdict(row)) for row in primary.itertuples()
     )
-    if len(primary) and not primary["lacking"].any():
-        return f"Each variant at its own learning rate, 10M on a larger corpus: {fresh}."
+    if len(primary) and primary["comparison"].notna().all():
+        so_far = " so far" if primary["lacking"].any() else ""
+        return f"Each variant at its own learning rate, 10M on a larger corpus{so_far}: {fresh}."
     best = runs_at_best_rate(runs)
     tried = [(x.over, x.under, compare_arms(best, x.over, x.under)) for x in primary.itertuples()]
     searched = "; ".join(sentence(*each) for each in tried if each[2])
@@ -376,9 +379,10 @@ def comparison_sections(runs: pd.DataFrame, family: str) -> list[Section]:
     """The comparisons of a family, with verdicts; none before a seed of it has run."""
     rows, table = [], comparison_table(runs).query("family == @family")
     for row in table[table["over"] != ""].itertuples():
-        columns = {"comparison": minus(row.over, row.under), "verdict": verdict(row), "": None}
+        columns = {"comparison": minus(row.over, row.under), "": None, "Welch": None}
         columns |= comparison_columns(row.comparison) if row.comparison else {}
-        tests = {"p": p_text(row.p), f"p within ±{MARGIN}": p_text(row.within)}
+        tests = {"verdict": verdict(row), "p": p_text(row.p)}
+        tests |= {f"p within ±{MARGIN}": p_text(row.within)}
         rows.append(columns | tests)
     return [Section(family, filled_columns(rows))] if table["comparison"].any() else []
 

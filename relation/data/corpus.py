@@ -255,7 +255,11 @@ def _check_size(data: Data, split: str, sizes: Iterable[int]) -> None:
     raise InputError(
         f"{data.title} ({data.name}): the {split} split holds {total:,} tokens, fewer than the "
         f"{least:,} that its longest window or the diagnostics read; give more text"
-        + (", or a file named validation*" if split == "validation" else "")
+        + (
+            ", a file named validation*, or a lower validation_modulus"
+            if split == "validation"
+            else ""
+        )
     )
 
 

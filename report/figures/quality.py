@@ -40,7 +40,8 @@ def _logged(records: Records) -> pd.DataFrame:
 
 @drawing("loss-curves", "Training loss", _logged)
 def loss_curves(runs: pd.DataFrame, records: Records) -> Figure:
-    """Training loss of every pair, trailing mean over 1% of the budget, after its first quarter.
+    """Training loss of every pair, trailing mean over a share of the budget (Table 2 names it),
+    after its first quarter.
     Dashed: MHA’s final smoothed loss; the circle is where Relation first reaches it. Dotted:
     the end of a pass over the corpus."""
     logs = dict(list(records.losses.groupby(["scale", "seed", "variant"])))
