@@ -163,7 +163,7 @@ def _write_pages(pages: Mapping[str, Mapping[str, Any]], out: Path, **context: A
 
 
 def command(
-    setting: Setting, published: bool, again: bool = True, targets: Iterable[str] = (), **choice
+    setting: Setting, shipped: bool, again: bool = True, targets: Iterable[str] = (), **choice
 ) -> str:
     """The command that makes what is shown, again or for the first time: all, or files `targets`.
 
@@ -178,9 +178,9 @@ def command(
     config = [f"campaign={setting.campaign}"]
     config += [f"corpus={setting.corpus}"] if setting.corpus else []
     config += [f"{key}={','.join(map(str, value))}" for key, value in choices.items() if len(value)]
-    config += ["published=false"] if again and published else []
+    config += ["published=false"] if again and shipped else []
     forcing = ["--force"] if files else ["-R", "train"]
-    words = ["snakemake", "--cores", "all", *(forcing if again and not published else []), *files]
+    words = ["snakemake", "--cores", "all", *(forcing if again and not shipped else []), *files]
     return shlex.join([*words, "--config", *config])
 
 

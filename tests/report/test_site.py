@@ -134,7 +134,7 @@ def test_the_commands_of_what_is_missing_are_whole(built: Path) -> None:
 
 def test_one_off_changes_corpora_and_restrictions_are_in_the_command() -> None:
     varied = Setting("tiny", "learning_rate=2e-2+layers=4", corpus="my text.txt", varies="base")
-    words, choice = choice_of(site.command(varied, published=False, seeds=[42, 43]))
+    words, choice = choice_of(site.command(varied, False, seeds=[42, 43]))
     assert words[3:] == ["-R", "train"] and choice.pop("vary") == "learning_rate=2e-2 layers=4"
     assert choice.pop("variations") == "base"
     assert choice == {"campaign": "tiny", "corpus": "my text.txt", "seeds": "42,43"}

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -106,6 +107,15 @@ def test_what_is_shipped_is_not_made_again_and_is_in_the_report(copy: Path) -> N
         pd.testing.assert_frame_equal(before[kind], after[kind], check_like=True)
     message = run_module(copy, "relation", "plan", *TINY[1:]).stdout
     assert "2 of them are shipped" in message and "Nothing is to be made" in message
+
+
+def test_a_report_has_the_command_that_makes_its_runs_again(copy: Path) -> None:
+    """Where the same runs are shipped, too."""
+    assert run_module(copy, "relation", "publish", "campaign=tiny").returncode == 0
+    snakemake(copy, *TINY, "published=false")
+    page = (copy / "results/tiny/report/index.html").read_text()
+    (command,) = set(re.findall(r"<code>snakemake (--cores all -R train [^<]*)</code>", page))
+    assert planned_jobs(copy, *command.split())["train"] == 2
 
 
 def test_texts_of_the_users_own_are_read_or_refused_before_the_first_job(copy: Path) -> None:
