@@ -42,7 +42,7 @@ class Setting:
     """A column of the report: a campaign's variation.
 
     scales: None for those of the paper that the campaign has, or all; corpus: in place of the
-    campaign's own; varies: the variation that a one-off changes.
+    campaign's own; varies: the variation that a one-off changes; anew: shipped runs do not count.
     """
 
     campaign: str
@@ -51,6 +51,7 @@ class Setting:
     title: str = ""
     corpus: str | None = None
     varies: str | None = None
+    anew: bool = False
 
     @property
     def name(self) -> str:
@@ -142,7 +143,8 @@ class Campaign:
         """A column of the report; options: what the campaign says of it."""
         values = {"title": self.variations.get(variation, {}).get("title", ""), **options}
         scales = values.pop("scales", None)
-        return Setting(self.name, variation, scales and tuple(scales), **values)
+        scales = scales and tuple(scales)
+        return Setting(self.name, variation, scales, anew=not self.published, **values)
 
     def options(self, scale: str, variation: str, variant: str = "full") -> dict[str, Any]:
         """The options of a run by name, as plain values."""

@@ -133,12 +133,8 @@ def _campaign(name: str, published: bool) -> plan.Campaign:
 
 def _chosen(campaign: plan.Campaign) -> dict[str, list]:
     """What a user's own call chose beside variations, as `command` takes it."""
-    choices = {} if campaign.published else {"published": ["false"]}
-    for key in ("scales", "variants", "seeds"):
-        if (value := campaign.settings.get(key)) is not None:
-            value = value.split(",") if isinstance(value, str) else value
-            choices[key] = value if isinstance(value, list) else [value]
-    return choices
+    choices = {key: campaign.settings.get(key) for key in ("scales", "variants", "seeds")}
+    return {k: v if isinstance(v, list) else [v] for k, v in choices.items() if v is not None}
 
 
 def _write_pages(pages: Mapping[str, Mapping[str, Any]], out: Path, **context: Any) -> None:
@@ -178,7 +174,7 @@ def command(
     config = [f"campaign={setting.campaign}"]
     config += [f"corpus={setting.corpus}"] if setting.corpus else []
     config += [f"{key}={','.join(map(str, value))}" for key, value in choices.items() if len(value)]
-    config += ["published=false"] if again and shipped else []
+    config += ["published=false"] if (again and shipped) or setting.anew else []
     forcing = ["--force"] if files else ["-R", "train"]
     words = ["snakemake", "--cores", "all", *(forcing if again and not shipped else []), *files]
     return shlex.join([*words, "--config", *config])
