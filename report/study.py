@@ -68,7 +68,9 @@ def sections(published: Path, folder: Path) -> list[Section]:
     tuned += comparison_sections(runs, "beside-mha")
     with style.styled():
         parts = [
-            *with_summary(tuned, runs),
+            *with_summary(tuned[:1], runs),
+            worth(runs, folder),
+            *tuned[1:],
             *elsewhere(runs),
             head_start(runs, probes, folder),
             *rates(runs, folder),
@@ -300,6 +302,24 @@ def arm_sections(runs: pd.DataFrame, probes: pd.DataFrame, steps: pd.DataFrame) 
         dropped = [name for name in SPEEDS if name in table and (table[name] == UNMEASURED).any()]
         tables["search"] = table.drop(columns=["diverged", *dropped])
     return [Section(name, table) for name, table in tables.items()]
+
+
+def worth(runs: pd.DataFrame, folder: Path) -> Section | None:
+    """What each arm is worth beside MHA: on fresh seeds, else on those of its search."""
+    bars = []
+    for name in (name for name in ARMS if name != "mha"):
+        for tried, of in ((runs_of(runs, "10M"), ""), (runs_at_best_rate(runs), " of the search")):
+            if pair := compare_arms(tried, name, "mha"):
+                label, colour = f"{title(name)}, {pair.seeds} seeds{of}", name.partition("-")[0]
+                bars.append(Bar(label, pair.welch, colour=COLOUR[colour]))
+                break
+    if not bars:
+        return None
+    bars.sort(key=lambda bar: bar.estimate.value)
+    figure = forest(bars, "final validation NLL less that of MHA (nat/token)")
+    figure.axes[0].axvspan(-MARGIN, MARGIN, color=MUTED, alpha=0.15, linewidth=0)
+    save(figure, folder / "worth.svg")
+    return Section("worth", figure=True)
 
 
 def arm_table(runs: pd.DataFrame, probes: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:

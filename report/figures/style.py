@@ -193,6 +193,7 @@ class Bar:
     estimate: Estimate
     printed: float | None = None
     points: Sequence[float] = ()
+    colour: str = RELATION
 
 
 def forest(bars: Sequence[Bar], label: str) -> Figure:
@@ -204,9 +205,10 @@ def forest(bars: Sequence[Bar], label: str) -> Figure:
     placing = {"xycoords": ("axes fraction", "data"), "xytext": (0, 9)}
     for place, bar in enumerate(bars):
         estimate, points = bar.estimate, list(bar.points)
-        axes.plot(points, [-place] * len(points), "o", color=RELATION, markersize=3, alpha=0.35)
-        axes.plot((estimate.low, estimate.high), (-place, -place), color=RELATION)
-        axes.plot(estimate.value, -place, "o", color=RELATION)
+        look = {"color": bar.colour}
+        axes.plot(points, [-place] * len(points), "o", markersize=3, alpha=0.35, **look)
+        axes.plot((estimate.low, estimate.high), (-place, -place), **look)
+        axes.plot(estimate.value, -place, "o", **look)
         if bar.printed is not None:
             axes.plot(bar.printed, -place, "D", color=INK, markerfacecolor="none", markersize=5)
         annotate(axes, (0, -place), bar.name, **placing)
