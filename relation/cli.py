@@ -7,7 +7,6 @@ given as KEY=VALUE. PyTorch is imported by the commands that need it.
 
 import argparse
 import os
-import re
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -101,17 +100,17 @@ def _train(campaign: Campaign, options: Options) -> Path | None:
     run = campaign.run(options.target)
     _check_hash(options, run.hash, f"run {run.name}")
     data = _data(campaign, run)
-    if "TORCHELASTIC_RUN_ID" not in os.environ:
-        # By this line `status` knows whose log it is.
-        print(f"{run.name} is trained as {run.hash}", file=sys.stderr)
-        if options.processes > 1:
-            return _under_torchrun(options.processes)
+    if options.processes > 1 and "TORCHELASTIC_RUN_ID" not in os.environ:
+        return _under_torchrun(options.processes)
     from relation.train.run import train
 
+    leads = os.environ.get("RANK", "0") == "0"
+    if leads:  # by this line `status` knows whose log it is; the run's lock follows at once
+        print(f"{run.name} is trained as {run.hash}", file=sys.stderr)
     _begin(options, run.hash, run.name)
     out = campaign.folder / "runs" / run.name
     train(run, data, out, campaign.folder / "work", campaign.runs_per_gpu)
-    return out / "run.parquet" if os.environ.get("RANK", "0") == "0" else None
+    return out / "run.parquet" if leads else None
 
 
 def _under_torchrun(processes: int) -> None:
@@ -232,12 +231,6 @@ def _report(campaign: Campaign, options: Options) -> Path:
 # What a person asks.
 
 
-def _todo(campaign: Campaign) -> dict[str, str]:
-    """The files that are still to be made, with their hashes."""
-    files, folder = campaign.files().items(), campaign.folder
-    return {path: hash for path, hash in files if not records.is_made(folder / path, hash)}
-
-
 def _duration(hours: float) -> str:
     return f"{hours:,.2f} h" if hours >= 0.1 else f"{60 * hours:.1f} min"
 
@@ -260,7 +253,8 @@ def _plan(campaign: Campaign, options: Options) -> None:
         print(f"{len(lacking)} of these have no {kinds}, each because {WHY_UNMEASURED}.")
 
     # What is to be made: jobs by their folder, each counted by the one file that all of them write.
-    todo = _todo(campaign)
+    files, folder = campaign.files().items(), campaign.folder
+    todo = [path for path, hash in files if not records.is_made(folder / path, hash)]
     if not todo:
         print("Nothing is to be made but the report.")
         return
@@ -280,7 +274,7 @@ def _plan(campaign: Campaign, options: Options) -> None:
     disk = sum(4 * parameter_count(run.model) for run in runs) / 2**20  # FP32
     print(f"Training takes some {_duration(sum(hours.values()))} of one {unit} at expected speeds.")
     print(f"Checkpoints take {disk:,.0f} MiB of disk.")
-    old = [run.name for run in runs if (campaign.folder / f"runs/{run.name}/run.parquet").exists()]
+    old = [run.name for run in runs if (folder / f"runs/{run.name}/run.parquet").exists()]
     if old:
         print(f"These runs take the place of {len(old)} finished of another text or other keys:")
         print(*(f"  {name}" for name in old[:3]), *["  ..."] * (len(old) > 3), sep="\n")
@@ -294,7 +288,7 @@ def _plan(campaign: Campaign, options: Options) -> None:
 
 
 def _status(campaign: Campaign, options: Options) -> None:
-    counts, unmeasured = Counter(), campaign.unmeasured()
+    counts, unmeasured, work = Counter(), campaign.unmeasured(), campaign.folder / "work"
     for run in campaign.runs:
         record = campaign.folder / "runs" / run.name / "run.parquet"
         note = _last_line(campaign.folder / "logs" / "train" / f"{run.name}.log", run.hash)
@@ -307,20 +301,21 @@ def _status(campaign: Campaign, options: Options) -> None:
             state, note = "done", f"final NLL {nll:.4f} nat/token"
         elif note.startswith("error:"):
             state = "failed"
-        elif (campaign.folder / "work" / f"{run.hash}.safetensors").exists() or note:
-            state = "begun"
+        elif note or (work / f"{run.hash}.safetensors").exists():
+            state = "running" if records.is_held(work / f"{run.hash}.lock") else "stopped"
         else:
-            state, note = "waiting", ""
+            state = "waiting"
         counts[state] += 1
         print(f"{run.name:<44} {state:<8} {note}".rstrip())
     print(f"{campaign.title}: " + ", ".join(f"{n} {state}" for state, n in counts.items()))
+    if counts["stopped"]:
+        print("Stopped runs go on when snakemake is started again.")
 
 
 def _last_line(log: Path, hash: str) -> str:
     """What a run's log says last; nothing where it is of another specification."""
     text = log.read_text(errors="replace") if log.exists() else ""
-    lines = [line for line in map(str.strip, re.split(r"[\r\n]", text)) if line]
-    return lines[-1] if hash in text else ""
+    return text.strip().splitlines()[-1].strip() if hash in text else ""
 
 
 def _generate(campaign: Campaign, options: Options) -> None:

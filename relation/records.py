@@ -130,6 +130,13 @@ def held(path: Path, job: str) -> Iterator[None]:
         ) from None
 
 
+def is_held(path: Path) -> bool:
+    """Whether a process holds the lock file `path`."""
+    with suppress(RunError), held(path, ""):
+        return False
+    return True
+
+
 @cache
 def commit() -> str:
     """The commit, "unknown" without git; "+changes" where what determines a result differs from it.

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-from relation import plan
+from relation import plan, records
 from relation.cli import main
 
 RUN = "10M-mini/base/full/42"
@@ -107,10 +107,16 @@ def test_status_tells_how_far_each_run_is(capsys, elsewhere: Path) -> None:
     log.write_text(f"{campaign.run(RUN).hash}\n10M-mini: 64/600\r10M-mini: 128/600 tokens (21%)\n")
     other = campaign.run(RUN.replace("42", "43"))
     log.with_name("43.log").write_text(f"{other.hash}\nTraceback\nerror: the disk is full\n")
-    lines = printed(capsys, "status", "campaign=tiny", "variants=full").splitlines()
-    assert lines[0].split()[1] == "begun" and "128/600" in lines[0]
+    status = ("status", "campaign=tiny", "variants=full")
+    with records.held(elsewhere / f"results/tiny/work/{campaign.run(RUN).hash}.lock", RUN):
+        lines = printed(capsys, *status).splitlines()
+    assert lines[0].split()[1] == "running" and "128/600" in lines[0]
     assert lines[1].split()[1] == "failed" and "the disk is full" in lines[1]
-    assert lines[2] == f"{campaign.title}: 1 begun, 1 failed"
+    assert lines[2] == f"{campaign.title}: 1 running, 1 failed"
+    # Its process is gone, and with it the lock.
+    lines = printed(capsys, *status).splitlines()
+    assert lines[0].split()[1] == "stopped" and "128/600" in lines[0]
+    assert lines[2] == f"{campaign.title}: 1 stopped, 1 failed"
     # These are the logs of other runs than those of another text.
     text = elsewhere / "text.txt"
     text.write_text("A sentence of some words.\n" * 20_000)
