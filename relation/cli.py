@@ -280,11 +280,9 @@ def _plan(campaign: Campaign, options: Options) -> None:
         print(*(f"  {name}" for name in old[:3]), *["  ..."] * (len(old) > 3), sep="\n")
     for run in runs if options.runs else ():
         print(run.name, run.hash)
-    try:
-        for path in (Path(path) for path in todo if path.startswith("data/")):
-            check_texts(campaign.data[path.parent.name])
-    except InputError as error:
-        print(f"Missing: {error}")
+    # Last, so that without the texts the plan is printed all the same. `make` goes no further.
+    for path in (Path(path) for path in todo if path.startswith("data/")):
+        check_texts(campaign.data[path.parent.name])
 
 
 def _status(campaign: Campaign, options: Options) -> None:

@@ -96,8 +96,10 @@ def test_plan_prices_what_is_to_be_made(capsys) -> None:
 
 def test_plan_says_which_text_will_not_do(capsys, elsewhere: Path) -> None:
     (elsewhere / "text.txt").write_text("Too short.\n")
-    lines = printed(capsys, "plan", "campaign=tiny", "corpus=text.txt").splitlines()
-    assert "text: text.txt, text.txt" in lines[3] and lines[-1].startswith("Missing: text.txt (sam")
+    assert main(["plan", "campaign=tiny", "corpus=text.txt"]) == 2
+    text, line = capsys.readouterr()
+    assert "text: text.txt, text.txt" in text and "MiB of disk" in text
+    assert line.startswith("error: text.txt (sam") and line.count("\n") == 1
 
 
 def test_status_tells_how_far_each_run_is(capsys, elsewhere: Path) -> None:
