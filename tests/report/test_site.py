@@ -164,6 +164,14 @@ def test_the_first_page_says_where_relation_is_surely_better() -> None:
     assert "10M, One" in text and "In 2 of 3 no difference is established." in text
 
 
+def test_a_difference_is_bold_where_its_interval_excludes_zero(built: Path) -> None:
+    page = (built / "index.html").read_text(encoding="utf-8").replace("−", "-")
+    shown = re.findall(r"<(b|span)>([+-][\d.]+)(?: <span[^>]*>\[(.+?), (.+?)\]</span>)?</\1>", page)
+    established = [low != "" and float(low) * float(high) > 0 for _, _, low, high in shown]
+    assert [tag == "b" for tag, *_ in shown] == established
+    assert {True, False} == set(established)
+
+
 def test_costs_stand_in_the_order_of_the_scales() -> None:
     cells = pd.DataFrame(
         [
