@@ -71,7 +71,7 @@ def mixed(
         log_i = torch.arange(1, T + 1).double().log()[:, None]
         E = U * torch.sigmoid(U) if letter == "F" else U
         past = E if letter == "A" else E - w.get("lam", torch.zeros(())) * log_i
-        own = U if letter == "A" else torch.sigmoid(U / 2)
+        own = U if letter == "A" else torch.sigmoid(U / c.tau)
         R = past.where(history, own.where(torch.eye(T).bool(), -torch.inf))
         flow = R.exp() / (R.exp().sum(-1, keepdim=True) + c.null_logit)
         y = (flow if c.transport_self else flow * history) @ info
