@@ -142,7 +142,7 @@ def _planned(
     scales: Sequence[str],
     logs: Path,
 ) -> pd.DataFrame:
-    """A row a record that the campaign plans in this setting, with why a missing one is missing."""
+    """A row a record that is chosen of this setting, with why a missing one is missing."""
     hashes = {kind: set(frame["hash"]) for kind, frame in frames.items()}
     rows = []
 
@@ -151,7 +151,7 @@ def _planned(
         reason = why if status == "not run" else reason
         rows.append((kind, paper_scale(key[0]), *key[1:], key[0], status, reason))
 
-    for run in campaign.planned:
+    for run in campaign.runs:
         if run.variation != setting.variation or run.scale not in scales:
             continue
         key = (run.scale, run.variant, run.seed, run.further)

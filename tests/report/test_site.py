@@ -187,6 +187,12 @@ def test_costs_stand_in_the_order_of_the_scales() -> None:
     assert f"1.150, 1.200, 1.300 times FlashAttention’s memory at {scales}" in cost
 
 
+def test_what_a_choice_leaves_out_is_not_missing() -> None:
+    chosen = plan.load({"campaign": CAMPAIGN, "variants": "mha"})
+    planned = data.load(Setting(CAMPAIGN, "scaled-sd-0.02"), campaign=chosen).planned
+    assert set(planned.query("kind == 'runs'")["variant"]) == {"mha"}
+
+
 def test_one_missing_run_is_told_in_the_singular() -> None:
     planned = pd.DataFrame(
         [("runs", "10M", "mha", 42, False, "10M", "not run", "")], columns=data.PLANNED
