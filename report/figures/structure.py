@@ -9,7 +9,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from relation.variants import PAIRED
 from report import stats
-from report.data import Records
+from report.data import Records, title
 from report.figures import style
 from report.figures.style import COLOUR, NAME, drawing, paired, panels
 
@@ -19,9 +19,10 @@ TOP, DECADES = 63, 5.0
 PERCENT = PercentFormatter(1.0, decimals=0)
 
 
-def _by_seed(rows: pd.DataFrame, along: str) -> dict[str, pd.DataFrame]:
-    """By variant, values with a row a place and a column a seed."""
-    return {v: rows[rows["variant"] == v].pivot_table("value", along, "seed") for v in PAIRED}
+def _by_seed(rows: pd.DataFrame, metric: str) -> dict[str, pd.DataFrame]:
+    """By variant, a metric with a row a layer and a column a seed."""
+    by_variant = rows[rows["metric"] == metric].groupby("variant")
+    return {variant: arm.pivot_table("value", "layer", "seed") for variant, arm in by_variant}
 
 
 def _curves(curve: str) -> Callable[[Records], pd.DataFrame]:
@@ -33,20 +34,31 @@ def _mean(rows: pd.DataFrame) -> np.ndarray:
     return np.mean(np.stack(list(rows["values"])), axis=0)
 
 
-@drawing("flow-by-layer", "Flow and effective rank by layer", lambda r: paired(r.flow))
+def _diagnosed(records: Records) -> pd.DataFrame:
+    """Every diagnosed variant at the scales that have the pair."""
+    return records.flow[records.flow["scale"].isin(paired(records.flow)["scale"])]
+
+
+@drawing("flow-by-layer", "Flow and effective rank by layer", _diagnosed)
 def flow_by_layer(rows: pd.DataFrame, records: Records) -> Figure:
     """Self flow of Relation and diagonal flow of MHA, the effective rank of either flow, and the
-    ratio of the ranks: means over seeds, points are seeds."""
+    ratio of the ranks: means over seeds, points are seeds. A legend names other variants whose flow
+    was measured."""
     layers = stats.pooled(rows, ["scale", "variant", "seed", "metric", "layer"])
     shape = {"sharex": "col", "sharey": "row", "height_ratios": (3, 3, 2)}
     labels = ("Self / diagonal flow", "effective rank", "rank, Relation\nover MHA")
     figure, axes, columns = panels(layers, 5.4, labels, "layer", **shape)
+    others = [variant for variant in layers["variant"].unique() if variant not in PAIRED]
+    colours = {name: f"C{4 + place}" for place, name in enumerate(others)} | COLOUR
+    for name in others:
+        axes[0, 0].plot([], [], color=colours[name], label=title(name))
+    if others:
+        figure.legend(loc="outside lower left", ncols=3)
     for _, scale_rows, (flow, rank, ratio) in columns:
-        self_flow = _by_seed(scale_rows[scale_rows["metric"] == "self_flow"], "layer")
-        ranks = _by_seed(scale_rows[scale_rows["metric"] == "effective_rank"], "layer")
-        for panel, seeds in ((flow, self_flow), (rank, ranks)):
-            for variant, curves in seeds.items():
-                style.seeds_and_mean(panel, curves, COLOUR[variant], points=True)
+        ranks = _by_seed(scale_rows, "effective_rank")
+        for panel, seeds in ((flow, _by_seed(scale_rows, "self_flow")), (rank, ranks)):
+            for variant, curves in reversed(seeds.items()):  # Relation above MHA
+                style.seeds_and_mean(panel, curves, colours[variant], points=True)
             panel.set_ylim(bottom=0, auto=True)
         ratio.axhline(1, color=style.MUTED, linewidth=0.8)
         style.seeds_and_mean(ratio, ranks["full"] / ranks["mha"], style.MUTED, points=True)

@@ -21,6 +21,8 @@ def test_every_figure_of_the_nearest_reading_is_drawn(records, tmp_path):
     texts = [(tmp_path / f"{name}.svg").read_text() for name in drawn]
     assert all("<svg" in text and ">nan" not in text for text in texts)
     assert "10M, 31 pairs: −0.0364" in (tmp_path / "pairs.svg").read_text()
+    figures.draw(data.load(data.Setting("anchor", "scaled-sd-0.02")), tmp_path)
+    assert "Exchange-only transport" in (tmp_path / "flow-by-layer.svg").read_text()
 
 
 def test_figures_without_rows_are_left_out(records, tmp_path):
