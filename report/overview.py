@@ -22,7 +22,8 @@ def differences(runs: pd.DataFrame) -> Iterator[dict[str, Any]]:
     """Relation − MHA by scale, from the pairs beyond the matrix where there are some.
 
     runs: of a setting. A row has scale, own_scale, the difference as final_nll and bits (Estimates
-    in nat/token and bits/character), MHA's mean NLL, and the paper's difference, if any.
+    in nat/token and bits/character), MHA's mean NLL, the loss that the tokens' frequencies alone
+    give, and the paper's difference, if any.
     """
     runs = runs.dropna(subset="final_nll")
     runs, names = runs.assign(bits=bits_per_character(runs)), ["final_nll", "bits"]
@@ -37,6 +38,7 @@ def differences(runs: pd.DataFrame) -> Iterator[dict[str, Any]]:
         row = {"scale": scale, "own_scale": own_scale}
         row |= {name: stats.mean(difference[name].dropna()) for name in names}
         row["mha"] = mha["final_nll"][difference.index].mean()
+        row["frequencies"] = group["unigram_entropy"].mean()
         yield row | {"paper": paper.number("app-nll", f"{own_scale}/mean", "delta")}
 
 

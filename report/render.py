@@ -13,7 +13,8 @@ import pandas as pd
 from markupsafe import Markup, escape
 
 from relation.records import atomic
-from report.data import OUTSIDE, Setting
+from report.data import OUTSIDE, Setting, rounded
+from report.paper import UNITS
 from report.table import Column, Table
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -110,13 +111,16 @@ def _entry(column: Column, cell: dict[str, Any], out: Printed) -> Entry:
     unit, form = cell["unit"], column.format
     if unit == "text":
         entry.text = words(cell["text"])
-        if cell["paper"] is not None and "^" not in entry.text:
+        miniature = str(cell["scale"]).endswith("-mini")  # set against nothing of the paper
+        if cell["paper"] is not None and "^" not in entry.text and not miniature:
             entry.difference = "same" if cell["text"] == cell["paper"] else "differs"
         return entry
     entry.text = number(cell["value"], form)
     if "spread" in column.shows and not math.isnan(cell["sd"]):
         entry.text += f" ± {number(cell['sd'], form.lstrip('+'))}"
     entry.text += SUFFIXES.get(unit, "")
+    if unit.endswith(" tokens") and cell["value"] < 0.1:  # a miniature's are few
+        entry.text = rounded(cell["value"] * UNITS[unit])
     ends = ""
     if not math.isnan(cell["low"]):
         ends = f"[{number(cell['low'], form)}, {number(cell['high'], form)}]"
@@ -124,9 +128,8 @@ def _entry(column: Column, cell: dict[str, Any], out: Printed) -> Entry:
             entry.interval = ends
     if not math.isnan(cell["difference"]):
         exact = unit in ("parameters", "tokens") and cell["difference"] == 0
-        signed = "+" + form.lstrip("+")
-        signed_text = number(cell["difference"], signed) + (" pp" if unit == "%" else "")
-        entry.difference = "same" if exact else signed_text
+        signed = number(cell["difference"], "+" + form.lstrip("+"))
+        entry.difference = "same" if exact else signed + (" pp" if unit == "%" else "")
     counted = f"n = {cell['n']}" if cell["n"] > 1 else ""
     entry.hover = "; ".join(filter(None, (counted, ends, cell["reason"])))
     if "seeds" in cell["reason"]:

@@ -172,6 +172,13 @@ def test_a_difference_is_bold_where_its_interval_excludes_zero(built: Path) -> N
     assert {True, False} == set(established)
 
 
+def test_a_miniature_is_set_against_nothing_of_the_paper(built: Path) -> None:
+    page = (built / "tables.html").read_text(encoding="utf-8")
+    assert ">Paper<" in page and ">difference<" not in page and re.search(r"[1-9][\d.]*K</a>", page)
+    (row,) = overview.differences(load(CAMPAIGN, "scaled-sd-0.02").runs)
+    assert 0 < row["mha"] < row["frequencies"]
+
+
 def test_costs_stand_in_the_order_of_the_scales() -> None:
     cells = pd.DataFrame(
         [
