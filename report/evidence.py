@@ -21,7 +21,7 @@ VERDICTS = {
     "reproduced": ("✓", "agrees", "The paper's sign or bound holds, and its size if one is asked."),
     "direction only": ("≈", "partly", "The sign holds where it ran; the size is another or open."),
     "not reproduced": ("✗", "differs", "The sign or the bound fails."),
-    "chose the setting": ("○", "open", "It rests on layers 0 and 1, which chose it: no test."),
+    "chose the setting": ("○", "open", "No verdict: it rests on layers 0 and 1, which chose it."),
     "not tested": ("–", "open", "What decides it was not run, or not measured as the paper does."),
 }
 NOT_ESTABLISHED = "its 95% interval includes values that contradict this"

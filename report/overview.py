@@ -78,9 +78,9 @@ def answer(rows: Sequence[Evidence]) -> str:
         for way, those in established.items()
         if those
     ]
-    undecided = len(rows) - sum(map(len, established.values()))
-    if undecided:
-        sentences.append(f"In {undecided} of {len(rows)} no difference is established")
+    if undecided := len(rows) - sum(map(len, established.values())):
+        of = f"{undecided} of {len(rows)} comparisons"
+        sentences.append(f"In {of} no difference from MHA’s loss is established")
     return ". ".join([*sentences, ""]).strip()
 
 

@@ -12,7 +12,7 @@ from report.figures import style
 from report.figures.style import COLOUR, NAME, drawing, paired, panels
 
 FIRST_SEEDS = 3  # of a scale that are drawn one by one; further pairs stand in the figure of pairs
-LATE = 0.25  # a panel shows what comes after this share of the budget
+LATE = 0.25  # the y axis of a panel spans what comes after this share of the budget
 
 
 def _limit(axes: Axes, values: np.ndarray) -> None:
@@ -40,10 +40,9 @@ def _logged(records: Records) -> pd.DataFrame:
 
 @drawing("loss-curves", "Training loss", _logged)
 def loss_curves(runs: pd.DataFrame, records: Records) -> Figure:
-    """Training loss of every pair, trailing mean over a share of the budget (Table 2 names it),
-    after its first quarter.
-    Dashed: MHA’s final smoothed loss; the circle is where Relation first reaches it. Dotted:
-    the end of a pass over the corpus."""
+    """Training loss of every pair, trailing mean over a share of the budget (Table 2 names it). The
+    y axis spans what follows the first quarter. Dashed: MHA’s final smoothed loss; the circle is
+    where Relation first reaches it. Dotted: the end of a pass over the corpus."""
     logs = dict(list(records.losses.groupby(["scale", "seed", "variant"])))
     rows = runs.groupby("scale")["seed"].nunique().max()
     labels = ["loss (nat/token)"] * rows
@@ -91,7 +90,7 @@ def _validated(records: Records) -> pd.DataFrame:
 @drawing("validation-curves", "Validation NLL while training", _validated)
 def validation_curves(rows: pd.DataFrame, records: Records) -> Figure:
     """Above, MHA and Relation, thin by seed and thick the mean; below, the difference of each pair
-    and its mean. After the first quarter of the budget."""
+    and its mean. The y axes span what follows the first quarter of the budget."""
     labels = ("validation NLL\n(nat/token)", "Relation − MHA\n(nat/token)")
     figure, axes, columns = panels(rows, 4.2, labels, "training tokens", sharex="col")
     for scale, scale_rows, (above, below) in columns:

@@ -161,7 +161,7 @@ def test_the_first_page_says_where_relation_is_surely_better() -> None:
     alone = Evidence("100M", "One", ours=-0.01, **fields)
     text = overview.answer([sure, open_, alone])
     assert "1 of 3" in text and "0.0363 nat/token (95% 0.0249 to 0.0477, 28 pairs)" in text
-    assert "10M, One" in text and "In 2 of 3 no difference is established." in text
+    assert "10M, One" in text and "In 2 of 3 comparisons no difference" in text
 
 
 def test_a_difference_is_bold_where_its_interval_excludes_zero(built: Path) -> None:
