@@ -6,6 +6,7 @@ import json
 import math
 import os
 import shlex
+import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
@@ -45,6 +46,7 @@ def build(campaign: plan.Campaign, out: Path, published: bool) -> None:
     settings = [replace(c, corpus=campaigns[c.campaign].corpus) for c in campaign.columns]
     planned = [campaigns[setting.campaign] for setting in settings]
     out.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(out / "figures", ignore_errors=True)  # an earlier report may have other settings
     work = partial(_shown, out=out, published=published)
     # A process a setting: tables and figures take most of the time.
     with ProcessPoolExecutor(min(len(settings), os.cpu_count() or 1)) as pool:
