@@ -156,4 +156,4 @@ def variants(rows: pd.DataFrame, records: Records) -> Figure:
             name, points = f"{scale}, {title(variant)}, n = {len(group)}", group["difference"]
             bars.append(style.Bar(name, stats.mean(points), printed=printed, points=points))
     label = "final validation NLL less Full Relation’s of the same seed (nat/token)"
-    return style.forest(bars, label)
+    return style.forest(bars, label, style.WIDTH)

@@ -105,12 +105,6 @@ def grid(
     return figure, figure.subplots(rows, columns, squeeze=False, **options)
 
 
-def plot(height: float) -> tuple[Figure, Axes]:
-    """A figure of one panel, narrow enough for a telephone."""
-    figure, axes = grid(1, 1, height, NARROW)
-    return figure, axes[0, 0]
-
-
 def scales_of(rows: pd.DataFrame) -> list[str]:
     """The scales of a frame, smallest first: 10M, 30M, 100M, 100M28pc; others by name, last."""
     return sorted(rows["scale"].unique(), key=lambda name: (data.scale_order(name), name))
@@ -196,16 +190,16 @@ class Bar:
     colour: str = RELATION
 
 
-def forest(bars: Sequence[Bar], label: str) -> Figure:
+def forest(bars: Sequence[Bar], label: str, width: float = NARROW) -> Figure:
     """Differences with their intervals, each below its name and its value in words."""
-    figure, axes = plot(0.4 * len(bars) + 0.7)
+    figure, ((axes,),) = grid(1, 1, 0.4 * len(bars) + 0.7, width)
     sideways(axes, [""] * len(bars))
     axes.spines["left"].set_visible(False)
-    axes.axvline(0, color=MUTED, linewidth=0.8, zorder=1)
     placing = {"xycoords": ("axes fraction", "data"), "xytext": (0, 9)}
     for place, bar in enumerate(bars):
         estimate, points = bar.estimate, list(bar.points)
-        look = {"color": bar.colour}
+        look, zero = {"color": bar.colour}, (-place - 0.5, -place + 0.15)  # clear of the words
+        axes.plot((0, 0), zero, color=MUTED, linewidth=0.8, zorder=1)
         axes.plot(points, [-place] * len(points), "o", markersize=3, alpha=0.35, **look)
         axes.plot((estimate.low, estimate.high), (-place, -place), **look)
         axes.plot(estimate.value, -place, "o", **look)
