@@ -196,6 +196,9 @@ def rounded(count: float, digits: int = 3) -> str:
     return f"{count:.{digits}g}"
 
 
+# What the benchmark `complexity` times.
+OPERATORS = {"mha": "MHA", "full-reference": "Full, materialised", "full-flash": "FlashRelation"}
+OPERATORS |= {"linear": "Linear Relation"}
 OUTSIDE = "is not part of this setting"
 KIND_NAMES = {"runs": "run", "flow": "diagnosed checkpoint", "models": "model"}
 KIND_NAMES |= {"lengths": "long text", "recall": "recall task"}

@@ -23,9 +23,7 @@ def _limit(axes: Axes, values: np.ndarray) -> None:
 
 def _passes(axes: Axes, runs: pd.DataFrame) -> None:
     """A dotted line where the runs begin to read their corpus again."""
-    runs = runs[runs["epochs"] > 0]
-    if len(runs):
-        run = runs.iloc[0]
+    for run in runs[runs["epochs"] > 0].head(1).to_dict("records"):
         for epoch in range(1, int(run["epochs"]) + 1):
             place = epoch * run["trained_tokens"] / run["epochs"]
             axes.axvline(place, color=style.MUTED, linewidth=0.7, linestyle=":", zorder=1)
@@ -83,8 +81,7 @@ def _pair_losses(panel: Axes, logs: dict[str, pd.DataFrame], seed: int, window: 
 
 
 def _validated(records: Records) -> pd.DataFrame:
-    rows = records.probes[records.probes["metric"] == "validation_nll"]
-    return paired(rows[rows["tokens"] > 0])
+    return paired(records.probes.query("metric == 'validation_nll' and tokens > 0"))
 
 
 @drawing("validation-curves", "Validation NLL while training", _validated)

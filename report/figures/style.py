@@ -16,7 +16,7 @@ from matplotlib.ticker import MaxNLocator, NullLocator
 
 from relation.variants import PAIRED
 from report import data
-from report.data import Records
+from report.data import OPERATORS, Records
 from report.stats import Estimate
 
 MHA, RELATION, LINEAR, MATERIALISED = "#0072B2", "#D55E00", "#009E73", "#CC79A7"  # Okabe and Ito
@@ -28,13 +28,7 @@ COLOUR = {
     "full-reference": MATERIALISED,
     "linear": LINEAR,
 }
-NAME = {
-    "mha": "MHA",
-    "full": "Relation",
-    "full-flash": "FlashRelation",
-    "full-reference": "Full, materialised",
-    "linear": "Linear Relation",
-}
+NAME = OPERATORS | {"full": "Relation"}
 SHEET = Path(__file__).with_name("page.mplstyle")
 WIDTH, NARROW = 8.4, 4.6  # inches, of the page and of what a telephone shows whole
 DASHES = (0, (4, 3))

@@ -55,8 +55,7 @@ def scaling(rows: pd.DataFrame, records: Records) -> Figure:
         stored = operator_rows[operator_rows["decode_state_bytes"] > 0]
         state.plot(stored["context"], stored["decode_state_bytes"], linewidth=width, **look)
         _out_of_memory(time, operator_rows, COLOUR[operator])
-    decode = records.decode
-    tokens = decode[(decode["measure"] == "token") & (decode["batch"] == 1)]
+    tokens = records.decode.query("measure == 'token' and batch == 1")
     for model in DECODED:
         model_rows = tokens[tokens["model"] == model].sort_values("context")
         look = {"markersize": 3, "color": COLOUR[model]}

@@ -8,15 +8,10 @@ import pandas as pd
 
 from relation.variants import VARIANTS
 from report import stats
+from report.data import OPERATORS
 from report.table import Cells, cell, table
 from report.tables.systems import condition_cells, failure
 
-OPERATORS = {
-    "mha": "MHA",
-    "full-reference": "Full, materialised",
-    "full-flash": "FlashRelation",
-    "linear": "Linear Relation",
-}
 NAMES = {**OPERATORS, "mha": "MHA / FlashAttention", "full": "Full / FlashRelation"}
 NAMES |= {f"decode-{name}": f"{variant.title}, decoding" for name, variant in VARIANTS.items()}
 # The model of the benchmark `decode` whose tokens an operator's are: kernels of their own decode
