@@ -298,9 +298,9 @@ def arm_sections(runs: pd.DataFrame, probes: pd.DataFrame, steps: pd.DataFrame) 
         table = arm_table(best, probes, steps)
         shown = {title(name): f"{rate:.3g}" for name, rate in fitted.items()}
         table.insert(2, "fitted rate", table["variant"].map(shown).fillna("open"))
-        # Speeds that most lack compare nothing, and no best rate has a divergence.
+        # Speeds that most lack compare nothing, no best rate has a divergence, counts are planned.
         dropped = [name for name in SPEEDS if name in table and (table[name] == UNMEASURED).any()]
-        tables["search"] = table.drop(columns=["diverged", *dropped])
+        tables["search"] = table.drop(columns=["diverged", "parameters", *dropped])
     return [Section(name, table) for name, table in tables.items()]
 
 
@@ -336,7 +336,8 @@ def arm_table(runs: pd.DataFrame, probes: pd.DataFrame, steps: pd.DataFrame) -> 
         if rate is not None:
             minutes = f"{reached / rate / 60:.1f}" if reached else "not reached"
         rows.append(arm_row(arm_runs, columns) | dict(zip(SPEEDS, (speed, minutes), strict=True)))
-    return filled_columns(rows).sort_values("NLL")
+    # One corpus and one vocabulary, so that bits tell nothing more.
+    return filled_columns(rows).sort_values("NLL").drop(columns=BITS, errors="ignore")
 
 
 def arm_row(runs: pd.DataFrame, differences: dict[str, object] | None = None) -> dict[str, object]:
@@ -360,8 +361,7 @@ def throughput(steps: pd.DataFrame, variant: str, backend: str) -> tuple[str, fl
             arm, mha = sides.loc[(variant, backend)], sides.loc[("mha", "cudnn")]
             samples = (list(side["samples"]) for side in (arm, mha))
             ratio = stats.median_ratio(*samples, not (arm["alone"] or mha["alone"]))
-            ratio_text = f"{ratio.value:.3f} ({ratio.low:.3f} to {ratio.high:.3f})"
-            return ratio_text, arm["tokens_per_second"]
+            return f"{ratio.value:.3f}", arm["tokens_per_second"]
     return UNMEASURED, None
 
 
