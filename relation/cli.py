@@ -307,7 +307,7 @@ def _status(campaign: Campaign, options: Options) -> None:
         print(f"{run.name:<44} {state:<8} {note}".rstrip())
     print(f"{campaign.title}: " + ", ".join(f"{n} {state}" for state, n in counts.items()))
     if counts["stopped"]:
-        print("Stopped runs go on when snakemake is started again.")
+        print("Stopped runs go on, or begin again, when snakemake is started again.")
 
 
 def _last_line(log: Path, hash: str) -> str:

@@ -132,6 +132,8 @@ def held(path: Path, job: str) -> Iterator[None]:
 
 def is_held(path: Path) -> bool:
     """Whether a process holds the lock file `path`."""
+    if not path.exists():
+        return False
     with suppress(RunError), held(path, ""):
         return False
     return True
@@ -341,13 +343,13 @@ def merge(
     """Rows of a kind after new ones came in, and which jobs were added, replaced or refused.
 
     A job's new rows replace the old where the hash is the same; where it differs, the old stay.
-    A model's row is counted, not made by a specification, and replaced where a count differs;
-    data that were prepared again as the same tokens stay too, as runs came from the old.
+    A model's row is counted, not made by a specification, and replaced where a count differs.
+    Models counted alike and data prepared again as the same tokens keep their rows.
     """
     key = UNITS[kind]
     if kind in ("models", "data"):
         texts = [f.drop(columns=ORIGIN).astype(str).fillna("") for f in (new, old)]
-        seen = texts[0].merge(texts[1], "left", indicator=True)
+        seen = texts[0].merge(texts[1].drop_duplicates(), "left", indicator=True)
         again = (seen["_merge"] == "both").groupby([seen[name] for name in key]).transform("all")
         new = new[~again.to_numpy()]
     rows = [frame[[*key, "hash", "created"]].fillna("") for frame in (old, new)]

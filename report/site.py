@@ -46,7 +46,6 @@ def build(campaign: plan.Campaign, out: Path, published: bool) -> None:
     settings = [replace(c, corpus=campaigns[c.campaign].corpus) for c in campaign.columns]
     planned = [campaigns[setting.campaign] for setting in settings]
     out.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(out / "figures", ignore_errors=True)  # an earlier report may have other settings
     work = partial(_shown, out=out, published=published)
     # A process a setting: tables and figures take most of the time.
     with ProcessPoolExecutor(min(len(settings), os.cpu_count() or 1)) as pool:
@@ -94,6 +93,9 @@ def build(campaign: plan.Campaign, out: Path, published: bool) -> None:
     pages = {name: content for name, content in pages.items() if any(content.values())}
     heads = [{"mark": "ABCD"[k], "name": s.name, "title": str(s)} for k, s in enumerate(settings)]
     _write_pages(pages, out, settings=heads, campaign=campaign)
+    for old in (out / "figures").glob("*"):  # of a report of other settings
+        if old.name not in {"study", *(setting.slug for setting in settings)}:
+            shutil.rmtree(old)
 
 
 def _root(published: bool) -> Path:

@@ -334,7 +334,7 @@ def arm_table(runs: pd.DataFrame, probes: pd.DataFrame, steps: pd.DataFrame) -> 
         speed, rate = throughput(steps, variant, arm_runs["backend"].iloc[0])
         reached, minutes = tokens_to_mha(curves, variant), UNMEASURED
         if rate is not None:
-            minutes = f"{reached / rate / 60:.1f}" if reached else "not reached"
+            minutes = f"{reached / rate / 60:.2f}" if reached else "not reached"
         rows.append(arm_row(arm_runs, columns) | dict(zip(SPEEDS, (speed, minutes), strict=True)))
     # One corpus and one vocabulary, so that bits tell nothing more.
     return filled_columns(rows).sort_values("NLL").drop(columns=BITS, errors="ignore")

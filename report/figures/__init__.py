@@ -19,6 +19,7 @@ def draw(records: Records, folder: Path) -> list[str]:
     records, drawn = replace(records, **rescaled), []
     for drawing in ALL:
         path = folder / f"{drawing.name}.svg"
+        path.unlink(missing_ok=True)
         if len(rows := drawing.choose(records)):
             with styled():
                 save(drawing.draw(rows, records), path)

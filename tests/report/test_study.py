@@ -290,9 +290,9 @@ def test_an_arm_has_its_speed_and_the_time_to_mhas_loss_or_says_why_not():
     runs = study.with_last_loss(fair_runs(mha=0, full=-0.05, **{"full-gate": 0.1}), no_probes())
     fresh, _ = study.arm_sections(runs, probes, steps)
     table = fresh.table.set_index("variant")
-    assert table.loc["MHA", "GPU minutes"] == "2.5"  # 150M tokens at 1M tok/s
+    assert table.loc["MHA", "GPU minutes"] == "2.50"  # 150M tokens at 1M tok/s
     # Its curve falls from 3 to 1 over the second half, and passes MHA's 2 in the middle of it.
-    assert table.loc["Full Relation", "GPU minutes"] == f"{0.75 * BUDGET / 0.9e6 / 60:.1f}"
+    assert table.loc["Full Relation", "GPU minutes"] == f"{0.75 * BUDGET / 0.9e6 / 60:.2f}"
     assert table.loc["Full Relation", "tokens/s, MHA’s = 1"].startswith("0.900")
     assert table.loc["Full Relation + gate", "GPU minutes"] == "not measured"
 
