@@ -9,6 +9,7 @@ import scipy.stats
 
 from relation.errors import InputError
 from report import study
+from report.figures.style import styled
 
 PUBLISHED = Path("results/published")
 RATES = [1e-3 * 2 ** (k / 2) for k in range(-2, 3)]
@@ -117,7 +118,7 @@ def test_planted_differences_and_equivalence_get_their_verdicts():
     assert both_tables(noisy)["primary"]["verdict"].iloc[0] == "not established"
 
 
-def test_no_verdict_before_all_seeds_and_the_search_stays_until_every_arm_has_fresh_ones():
+def test_no_verdict_before_all_seeds_and_the_search_stays_until_every_arm_has_fresh_ones(tmp_path):
     runs = fair_runs(0.001, 40, **{"mha": 0, "full": -0.05, "full-gate": -0.1})
     gone = runs["variant"].eq("full-gate") & runs["variation"].str.startswith("tuned")
     runs = study.with_last_loss(runs[~gone].assign(hash="unplanned"), no_probes())
@@ -134,6 +135,11 @@ def test_no_verdict_before_all_seeds_and_the_search_stays_until_every_arm_has_fr
     assert sentence in fresh.summary and "So far" in fresh.summary
     assert "−0.0492), open: 40 of 48 seeds; " in fresh.summary
     assert f"{study.minus('full-gate', 'mha')}: open: 0 of 48 seeds." in fresh.summary
+    with styled():
+        study.worth(runs, tmp_path)
+    drawn = (tmp_path / "worth.svg").read_text()
+    best = drawn.index("Full Relation + gate, 4 seeds of the search")  # the lowest comes first
+    assert best < drawn.index("Full Relation, 40 seeds")
 
 
 def test_all_seeds_of_both_arms_enter_a_comparison():
