@@ -137,8 +137,8 @@ class Case:
             ours, paper = self.ours_and_paper(table, scale, need)
             paper = LENGTHS.get(need, paper)
             if ours is not None and ours != paper:
-                own = self.cells[table, scale, need, "value"].get("scale") or scale  # 10M-mini
-                return f"{need.replace('_', ' ')} of {own} is {ours}, the paper's {paper}"
+                shown = self.cells[table, scale, need, "value"].get("scale") or scale  # 10M-mini
+                return f"{need.replace('_', ' ')} of {shown} is {ours}, the paper's {paper}"
         return ""
 
 

@@ -10,7 +10,7 @@ from matplotlib.ticker import PercentFormatter
 from relation import plan
 from report import paper, stats
 from report.figures import style
-from report.figures.style import COLOUR, INK, MUTED, grid, save
+from report.figures.style import COLOUR, INK, MUTED, grid, plot, save
 from report.render import number
 
 # Columns of the table after what is changed and the number of pairs: title and format.
@@ -98,7 +98,7 @@ def draw(pairs: pd.DataFrame, folder: Path) -> pd.DataFrame:
     axes[0, 1].xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     save(figure, folder / "readings.svg")
 
-    figure, ((panel,),) = grid(1, 1, 3.2, style.NARROW)
+    figure, panel = plot(3.2)
     divided = pairs["variation"].str.startswith("scaled")
     # ρ separates anchors from others at the paper's learning rate and on whole books.
     rate, short = (pairs["variation"].str.contains(each) for each in ("lr-", "short"))

@@ -23,7 +23,7 @@ from relation.variants import ARMS, PAIRED
 from report import data, overview, readings, stats
 from report.data import bits_per_character, counted, title
 from report.figures import style
-from report.figures.style import COLOUR, INK, MUTED, Bar, forest, grid, save, signed
+from report.figures.style import COLOUR, INK, MUTED, Bar, forest, grid, plot, save, signed
 from report.render import number
 
 MARGIN = 0.01  # nat/token, within which two arms count as equivalent
@@ -431,7 +431,7 @@ def elsewhere(runs: pd.DataFrame) -> list[Section]:
 def head_start(runs: pd.DataFrame, probes: pd.DataFrame, folder: Path) -> Section | None:
     """The primary comparisons against training tokens: how much of the end comes early."""
     curves, rows = validation(probes, runs_of(runs, "10M")), []
-    figure, ((axes,),) = grid(1, 1, 2.8, style.NARROW)
+    figure, axes = plot(2.8)
     for (over, under), colour in zip(primary_pairs(runs), ("full", "linear"), strict=False):
         if not {over, under} <= set(curves.columns.unique(0)):
             continue

@@ -470,16 +470,16 @@ def _initial_values(config: ModelConfig, name: str, parameter: Tensor, key: str)
 def retention_start(name: str, uniform: Tensor) -> Tensor:
     """A_log or dt_bias (d,) of uniform numbers in [0, 1), as KDA and Mamba-2 start them.
 
-    A ~ U(1, 16), and dt is log-uniform between 0.001 and 0.1. In FP64 until the end, as processors
-    differ in the last bit of a logarithm.
+    A ~ U(1, 16), and dt is log-uniform between 0.001 and 0.1. In FP64, as processors differ in the
+    last bit of an FP32 logarithm.
     """
     uniform = uniform.double()
     if name == "a_log":
-        return (1 + (16 - 1) * uniform).log().float()
+        return (1 + (16 - 1) * uniform).log()
     low, high = math.log(1e-3), math.log(1e-1)
     dt = (low + (high - low) * uniform).exp()
     # The inverse of softplus, so that softplus(dt_bias) = dt where the retention path gives 0.
-    return (dt + torch.log(-torch.expm1(-dt))).float()
+    return dt + torch.log(-torch.expm1(-dt))
 
 
 def keyed_generator(key: str) -> torch.Generator:

@@ -99,6 +99,12 @@ def grid(
     return figure, figure.subplots(rows, columns, squeeze=False, **options)
 
 
+def plot(height: float, width: float = NARROW) -> tuple[Figure, Axes]:
+    """A figure of one panel, by default narrow enough for a telephone."""
+    figure, axes = grid(1, 1, height, width)
+    return figure, axes[0, 0]
+
+
 def scales_of(rows: pd.DataFrame) -> list[str]:
     """The scales of a frame, smallest first: 10M, 30M, 100M, 100M28pc; others by name, last."""
     return sorted(rows["scale"].unique(), key=lambda name: (data.scale_order(name), name))
@@ -186,7 +192,7 @@ class Bar:
 
 def forest(bars: Sequence[Bar], label: str, width: float = NARROW) -> Figure:
     """Differences with their intervals, each below its name and its value in words."""
-    figure, ((axes,),) = grid(1, 1, 0.4 * len(bars) + 0.7, width)
+    figure, axes = plot(0.4 * len(bars) + 0.7, width)
     sideways(axes, [""] * len(bars))
     axes.spines["left"].set_visible(False)
     placing = {"xycoords": ("axes fraction", "data"), "xytext": (0, 9)}
