@@ -24,7 +24,7 @@ from relation.kernels.documents import Documents
 # Of launches.toml's entries for Hopper with passes in Gluon.
 GLUON_WIDTHS = (48, 64, 80, 96, 128)
 # Of those with launches of their own for many rows.
-LARGE_WIDTHS = (88, 96, 104, 128)
+LARGE_WIDTHS = (60, 64, 88, 96, 104, 128)
 
 # Where the documents of three rows of 700 tokens end: short ones, long ones and one of one token.
 ENDS = [[1, 2, 65, 128, 300, 301, 700], [700], [64, 400, 700]]
