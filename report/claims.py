@@ -229,7 +229,8 @@ def hybrid(case: Case) -> Iterator[Evidence]:
     changed = [name for name in HYBRID if model.get(name, HYBRID[name]) != HYBRID[name]]
     unlike = joined(*(f"{name} is {model[name]}, the paper's {HYBRID[name]}" for name in changed))
     count = float(model["parameters"]) if model else None
-    term = Term(HYBRID_PARAMETERS, unit="parameters", value=count, n=len(models))
+    why = "" if model else "no record of it"
+    term = Term(HYBRID_PARAMETERS, unit="parameters", value=count, n=len(models), reason=why)
     evidence = compare("parameters", "of the built model", term, essential=True, counted="models")
     exact = None if count is None else count == HYBRID_PARAMETERS
     yield replace(evidence, direction=exact, size=None, asks_size=False).undecided(unlike)

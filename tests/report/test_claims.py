@@ -152,6 +152,7 @@ def test_an_error_beyond_its_bound_fails(number: int, name: str, error: float) -
 
 def test_another_number_of_parameters_fails() -> None:
     assert judged(of=records(hybrid=31_967_570))[17].verdict == "not reproduced"
+    assert judged()[17].evidence[0].note == ""  # a count that is there is not called missing
     mini = records(hybrid=1234)
     mini.models["d_model"] = 32
     claim = judged(of=mini)[17]
