@@ -113,7 +113,7 @@ def load(
     return Records(
         setting=setting,
         **frames,
-        planned=_planned(setting, campaign, frames, scales, root / setting.campaign / "logs"),
+        planned=_planned(setting, campaign, frames, scales, folder / "logs"),  # none is shipped
         precision=sorted({bench.precision for bench in campaign.benchmarks}),
         window=campaign.efficiency_window,
     )
@@ -147,7 +147,8 @@ def _planned(
     rows = []
 
     def add(kind: str, key: tuple, hash: str, log: str, why: str = "") -> None:
-        status, reason = ("ok", "") if hash in hashes[kind] else _log_status(logs / log)
+        names = hash if kind == "runs" else ""  # other jobs' logs name no hash
+        status, reason = ("ok", "") if hash in hashes[kind] else _log_status(logs / log, names)
         reason = why if status == "not run" else reason
         rows.append((kind, paper_scale(key[0]), *key[1:], key[0], status, reason))
 
@@ -170,10 +171,14 @@ def _planned(
     return pd.DataFrame(rows, columns=PLANNED)
 
 
-def _log_status(log: Path) -> tuple[str, str]:
-    """Status and reason of a planned record that is missing: the log's last error, if any."""
-    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
-    error = next((line.strip() for line in reversed(lines) if "rror" in line), "")
+def _log_status(log: Path, names: str) -> tuple[str, str]:
+    """Status and reason of a planned record that is missing: the log's last error, if any.
+
+    names: the hash that the log must name; one that names another is of another specification.
+    """
+    text = log.read_text(errors="replace") if log.exists() else ""
+    lines = reversed(text.splitlines() if names in text else [])
+    error = next((line.strip() for line in lines if "rror" in line), "")
     oom = "out of memory" in error or "OutOfMemoryError" in error
     return ("oom" if oom else "failed" if error else "not run"), error
 

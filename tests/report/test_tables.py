@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 from conftest import ROOT, refusal
 
+from relation import plan
 from relation import records as stored
 from relation.variants import ABLATIONS
 from report import data, paper, table, tables
@@ -157,6 +158,23 @@ def test_gaps_say_what_is_planned_and_why_it_is_not_there() -> None:
     assert (one["status"], one["reason"]) == ("oom", "no run of it is there; CUDA out of memory")
     assert cells.loc[("10M/43", "mha", "value"), "status"] == "not run"
     assert cells.loc[("10M/43", "delta", "value"), "status"] == "oom"
+
+
+def test_a_log_counts_where_it_is_of_the_run_that_is_planned(tmp_path) -> None:
+    campaign = plan.load({"campaign": "tiny"})
+    run, other = campaign.runs[:2]
+    for of, hash in ((run, run.hash), (other, run.hash)):
+        log = tmp_path / "tiny" / "logs" / "train" / f"{of.name}.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_text(f"{of.name} is trained as {hash}\nerror: the disk is full\n")
+
+    def statuses(published: bool) -> dict[str, str]:
+        planned = data.load(campaign.columns[0], published, tmp_path).planned
+        return planned.query("kind == 'runs'").set_index(["variant", "seed"])["status"].to_dict()
+
+    assert statuses(published=False)[run.variant, run.seed] == "failed"
+    assert statuses(published=False)[other.variant, other.seed] == "not run"
+    assert set(statuses(published=True).values()) == {"not run"}
 
 
 def test_a_mean_names_the_seeds_that_it_lacks_and_those_that_diverged() -> None:
