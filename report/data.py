@@ -125,14 +125,19 @@ def _frame(
     if "variation" in rows:  # null where a record is of all variations; the setting's own ones win
         of_variation = rows["variation"] == setting.variation
         rows = rows[of_variation if of_variation.any() else rows["variation"].isna()]
+    if kind == "recall" and not _unscaled(setting):
+        rows = rows[:0]
     if "scale" in rows:
-        # What belongs to no scale, as the identities, stands in settings of the paper's scales.
-        unscaled = setting.scales is None or any(scale in SCALES for scale in setting.scales)
-        rows = rows[rows["scale"].fillna("").isin([*scales, *([""] * unscaled)])]
+        rows = rows[rows["scale"].fillna("").isin([*scales, *([""] * _unscaled(setting))])]
         rows = rows.assign(own_scale=rows["scale"])
         rows["scale"] = rows["scale"].map(paper_scale)
         rows = rows.sort_values("scale", key=lambda each: each.map(scale_order), kind="stable")
     return rows.assign(source=f"{folder / kind}.parquet#" + anchors(setting, kind, rows))
+
+
+def _unscaled(setting: Setting) -> bool:
+    """Whether it has what belongs to no scale, as identities: settings of the paper's scales do."""
+    return setting.scales is None or any(scale in SCALES for scale in setting.scales)
 
 
 def _planned(
@@ -164,9 +169,9 @@ def _planned(
     for bench in (each for each in campaign.benchmarks if each.scale in scales):
         log = f"bench/{bench.benchmark}/{bench.scale}.log"
         add(bench.kind, (bench.scale, bench.benchmark, -1, False), bench.hash, log)
-    for recall in campaign.recall:
+    for recall in campaign.recall if _unscaled(setting) else ():
         add("recall", ("", recall.mixer, -1, False), recall.hash, f"recall/{recall.mixer}.log")
-    for kind in ("checks", "gradients") if campaign.check else ():
+    for kind in ("checks", "gradients") if campaign.check and _unscaled(setting) else ():
         add(kind, ("", "", -1, False), campaign.check.hash, "check.log")
     return pd.DataFrame(rows, columns=PLANNED)
 

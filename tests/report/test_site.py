@@ -200,6 +200,15 @@ def test_what_a_choice_leaves_out_is_not_missing() -> None:
     assert set(planned.query("kind == 'runs'")["variant"]) == {"mha"}
 
 
+def test_a_setting_of_other_scales_has_nothing_that_belongs_to_none() -> None:
+    whole, part = (
+        data.load(Setting("books", "nearest", scales)) for scales in (None, ("100M28pc",))
+    )
+    assert len(whole.recall) and len(whole.checks) and len(part.runs)
+    assert part.recall.empty and part.checks.empty
+    assert not {"recall", "checks", "gradients"} & set(part.planned["kind"])
+
+
 def test_one_missing_run_is_told_in_the_singular() -> None:
     planned = pd.DataFrame(
         [("runs", "10M", "mha", 42, False, "10M", "not run", "")], columns=data.PLANNED
