@@ -141,9 +141,9 @@ def production(
     """FlashAttention and FlashRelation at each scale's own context. Whole training steps: rates
     are medians of rounds in which the sides take turns, FR/FA is the median of single rounds'
     ratios with its 95% interval, memory is the peak. Training runs: tokens per second of each
-    process, the median update of a run, its mean over seeds; FR/FA in pairs of one seed; and the
-    share of the benchmark's rate, which includes what is lost where several processes share a run,
-    or several runs a GPU."""
+    process, the median update of a run, its mean over seeds; Relation / MHA in pairs of one seed;
+    and the share of the rate that the benchmark has on the same backend, which includes what is
+    lost where several processes share a run, or several runs a GPU."""
     rows = steps.query("benchmark == 'matched'")
     yield from step_cells(rows, "app-prod-fr-fa")
     for scale, matched in rows.groupby("scale", sort=False):
@@ -151,7 +151,8 @@ def production(
     for (scale, variant), model in models.groupby(["scale", "variant"], sort=False):
         if variant in PAIRED:
             yield cell(scale, f"run_micro_ga.{variant}", text=micro_ga(model.iloc[0]), of=model)
-    yield from run_rates(runs[runs["variant"].isin(PAIRED) & ~runs["further"]], rows)
+    pairs = runs[runs["variant"].isin(PAIRED) & ~runs["further"]]
+    yield from _other_backends(run_rates(pairs, rows), pairs, rows)
     yield from condition_cells(rows, precision)
 
 
@@ -165,9 +166,10 @@ def run_rates(runs: pd.DataFrame, matched: pd.DataFrame) -> Cells:
     runs = runs.assign(row=runs["scale"], column=runs["variant"], batches=_batches(runs))
     runs["value"] = runs["median_tokens_per_second"] / runs["processes"]
     yield from means(runs.assign(column="run_rate." + runs["variant"]))
-    benchmark = matched.query("status == 'PASS'").drop_duplicates(["scale", "variant"])
+    key = ["scale", "variant", "backend"]
+    benchmark = matched.query("status == 'PASS'").drop_duplicates(key)
     benchmark = benchmark.assign(batches=_batches(benchmark))
-    shares = runs.merge(benchmark, on=["scale", "variant"], suffixes=("", "_alone"))
+    shares = runs.merge(benchmark, on=key, suffixes=("", "_alone"))
     shares["column"] = "run_share." + shares["variant"]
     shares["value"] /= shares[f"{RATE}_alone"]
     same_batches = shares["batches"] == shares["batches_alone"]
@@ -183,6 +185,21 @@ def run_rates(runs: pd.DataFrame, matched: pd.DataFrame) -> Cells:
     # Pairs of one seed that as many processes trained.
     same_batches = runs.groupby(["scale", "seed"])["processes"].transform("nunique") == 1
     yield from means(versus(runs[same_batches], "full", "mha", "run_ratio", operator.truediv))
+
+
+def _other_backends(cells: Cells, runs: pd.DataFrame, matched: pd.DataFrame) -> Cells:
+    """Cells of runs; each names a backend that is not that of the benchmark's own side."""
+    sides = matched[matched["side"] == matched["variant"]]
+    usual, key = sides.set_index(["scale", "variant"])["backend"], ["scale", "variant", "backend"]
+    others = {
+        (scale, variant): f"trained with {VARIANTS[variant].title} on backend {backend}"
+        for scale, variant, backend in runs[key].itertuples(index=False)
+        if usual.get((scale, variant), backend) != backend
+    }
+    for each in cells:
+        variants = PAIRED if each["column"] == "run_ratio" else [each["column"].rpartition(".")[2]]
+        why = [others.get((each["row"], variant)) for variant in variants]
+        yield each | {"reason": "; ".join(filter(None, [each["reason"], *why]))}
 
 
 @table("16", "app-linear-steady", "Linear Relation throughput")

@@ -345,6 +345,14 @@ def test_runs_rates_are_each_processs_and_shares_of_the_benchmarks() -> None:
     assert cells.loc[("10M", "run_share.mha", "value"), "value"] == pytest.approx(50.0)
     other = cells.loc[("10M", "run_share.full", "value")]
     assert (other["status"], "micro/GA is 32/4" in other["reason"]) == ("no counterpart", True)
+    # Runs on another backend than the benchmark's own side are a share of that backend's rate.
+    steps.append(side("mha-cudnn", "mha", [172.0], backend="cudnn"))
+    on_cudnn = [each | {"backend": "cudnn"} if each["variant"] == "mha" else each for each in runs]
+    cells = cells_of("app-prod-fr-fa", records(runs=on_cudnn, steps=steps))
+    assert cells.loc[("10M", "run_share.mha", "value"), "value"] == pytest.approx(25.0)
+    for column, noted in (("run_rate.mha", True), ("run_ratio", True), ("run_rate.full", False)):
+        reason = cells.loc[("10M", column, "value"), "reason"]
+        assert reason == "trained with MHA on backend cudnn" * noted
 
 
 def test_a_context_that_the_paper_lacks_has_a_row_of_its_own() -> None:
