@@ -186,10 +186,12 @@ def versus(
     return pairs[["row", "seed"]].assign(column=column, value=value, source=source)
 
 
-def ratios(values: pd.DataFrame, over: str, under: str, column: str) -> Cells:
+def ratios(
+    values: pd.DataFrame, over: str, under: str, column: str, seeds: Sequence[int] = ()
+) -> Cells:
     """Ratios of two columns' means over their common seeds; intervals of the seeds' own ratios."""
     by_seed = versus(values, over, under, column, operator.truediv)
-    for mean in means(by_seed):
+    for mean in means(by_seed, seeds=seeds):
         common = values[(values["row"] == mean["row"]) & values["seed"].isin(mean["by_seed"])]
         top, bottom = (common[common["column"] == name]["value"].mean() for name in (over, under))
         # The interval keeps its width and moves to the ratio of the means.

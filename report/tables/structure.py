@@ -65,7 +65,7 @@ def internal_organization(flow: pd.DataFrame) -> Cells:
     layers, seeds = by_layer(flow), sorted(flow["seed"].unique())
     first = over_layers(layers, {"l0_self": "self_flow", "l0_effrank": "effective_rank"}, 0, 0)
     yield from means(first, seeds=seeds)
-    yield from ratios(first, "l0_effrank.full", "l0_effrank.mha", "l0_effrank.ratio")
+    yield from ratios(first, "l0_effrank.full", "l0_effrank.mha", "l0_effrank.ratio", seeds)
     yield from means(over_layers(layers, {"l1_self": "self_flow"}, 1, 1), seeds=seeds)
     deep = over_layers(layers, {"l2_self": "self_flow", "l2_exchange": "exchange_flow"}, 2)
     yield from means(deep[deep["variant"] == "full"], seeds=seeds)
@@ -78,8 +78,9 @@ def layerwise(flow: pd.DataFrame) -> Cells:
     layers = by_layer(flow)
     layers["scale"] = layers["scale"] + "/L" + layers["layer"].astype(int).astype(str)
     values = over_layers(layers, {"self": "self_flow", "effrank": "effective_rank"})
-    yield from means(values, seeds=sorted(flow["seed"].unique()))
-    yield from ratios(values, "effrank.full", "effrank.mha", "effrank.ratio")
+    seeds = sorted(flow["seed"].unique())
+    yield from means(values, seeds=seeds)
+    yield from ratios(values, "effrank.full", "effrank.mha", "effrank.ratio", seeds)
     yield from lengths(flow)
 
 

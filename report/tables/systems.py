@@ -165,7 +165,8 @@ def run_rates(runs: pd.DataFrame, matched: pd.DataFrame) -> Cells:
     runs = runs[runs["processes"].notna() & runs["median_tokens_per_second"].notna()]
     runs = runs.assign(row=runs["scale"], column=runs["variant"], batches=_batches(runs))
     runs["value"] = runs["median_tokens_per_second"] / runs["processes"]
-    yield from means(runs.assign(column="run_rate." + runs["variant"]))
+    seeds = sorted(runs["seed"].unique())
+    yield from means(runs.assign(column="run_rate." + runs["variant"]), seeds=seeds)
     key = ["scale", "variant", "backend"]
     benchmark = matched.query("status == 'PASS'").drop_duplicates(key)
     benchmark = benchmark.assign(batches=_batches(benchmark))
@@ -174,7 +175,7 @@ def run_rates(runs: pd.DataFrame, matched: pd.DataFrame) -> Cells:
     shares["value"] /= shares[f"{RATE}_alone"]
     same_batches = shares["batches"] == shares["batches_alone"]
     comparable = same_batches & ~shares["device_alone"].str.contains("cpu", case=False)
-    yield from means(shares[comparable])
+    yield from means(shares[comparable], seeds=seeds)
     for run in shares[~comparable].drop_duplicates(["row", "column"]).itertuples():
         why = f"micro/GA is {run.batches} in the runs and {run.batches_alone} in the benchmark"
         why = "a CPU's cores are shared otherwise" if run.batches == run.batches_alone else why
@@ -184,7 +185,8 @@ def run_rates(runs: pd.DataFrame, matched: pd.DataFrame) -> Cells:
         yield cell(scale, "processes", text=counts, of=of_scale)
     # Pairs of one seed that as many processes trained.
     same_batches = runs.groupby(["scale", "seed"])["processes"].transform("nunique") == 1
-    yield from means(versus(runs[same_batches], "full", "mha", "run_ratio", operator.truediv))
+    pairs = versus(runs[same_batches], "full", "mha", "run_ratio", operator.truediv)
+    yield from means(pairs, seeds=seeds)
 
 
 def _other_backends(cells: Cells, runs: pd.DataFrame, matched: pd.DataFrame) -> Cells:

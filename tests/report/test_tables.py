@@ -102,6 +102,11 @@ def test_the_papers_layers_give_its_table_of_internal_organization() -> None:
     ratio = layers.loc[("10M/L0", "effrank.ratio", "value")]
     assert ratio["value"] == pytest.approx(ratio["paper_value"], abs=0.01)
     assert layers.loc[("10M", "flow_length", "value"), "value"] == 1024
+    one_seed = [row for row in flow if row["scale"] != "100M" or row["seed"] == SEEDS[0]]
+    cells = cells_of("relation_internal", records(flow=one_seed))
+    for column in ("full", "ratio"):
+        one = cells.loc[("100M", f"l0_effrank.{column}", "value")]
+        assert (one["n"], one["reason"]) == (1, "seeds without a value: 43, 44")
 
 
 def test_flow_pools_heads_by_count_and_layers_by_count() -> None:
