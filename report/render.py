@@ -21,7 +21,7 @@ TEMPLATES = Path(__file__).parent / "templates"
 MINUS, DASH = "−", "—"
 STATUS_WORDS = {"oom": "OOM", "no counterpart": "n/a"}
 # A value whose reason has these words gets a note; any other reason shows on hover alone.
-NOTED = ("seeds", "trained with")
+NOTED = ("seeds", "trained with", "timed by")
 # Units that stand behind the number, and those that stand in the row's heading.
 SUFFIXES = {"%": "%", "x": "×", "M tokens": "M", "B tokens": "B"}
 HEADED = ("nat/token", "bit/character", "tok/s", "GiB", "ms")
@@ -135,7 +135,8 @@ def _entry(column: Column, cell: dict[str, Any], out: Printed) -> Entry:
     counted = f"n = {cell['n']}" if cell["n"] > 1 else ""
     entry.hover = "; ".join(filter(None, (counted, ends, cell["reason"])))
     if any(word in cell["reason"] for word in NOTED):
-        entry.note = out.mark(f"n = {cell['n']}; {cell['reason']}")
+        counted = f"n = {cell['n']}; " if "seeds" in cell["reason"] else ""
+        entry.note = out.mark(counted + cell["reason"])
     return entry
 
 

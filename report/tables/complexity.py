@@ -104,7 +104,9 @@ def _decode_cells(operator: str, rows: pd.DataFrame, decode: pd.DataFrame) -> Ce
 
     Of the benchmark `decode`; in a campaign from before there was one, of the complexity's rows.
     """
+    why = "timed by the benchmark complexity, launches included, before decoding had its own"
     if len(decode):
+        why = ""
         rows = decode[decode["model"] == DECODES.get(operator)]
         rows = rows.query("measure == 'token' and batch == 1")
         rows = rows.assign(decode_seconds=rows["seconds"])
@@ -112,7 +114,7 @@ def _decode_cells(operator: str, rows: pd.DataFrame, decode: pd.DataFrame) -> Ce
     columns = {"decode_first": rows[:1], "decode_last": rows[-1:]}
     if len(rows):
         for column, row in columns.items():
-            yield cell(operator, column, row["decode_seconds"].item(), of=row)
+            yield cell(operator, column, row["decode_seconds"].item(), of=row, reason=why)
         yield cell(operator, "decoded", text=_range(rows["context"]), of=rows)
     elif len(decode) and operator not in DECODES:
         why = "a token is decoded by kernels of its own, not by this backend"

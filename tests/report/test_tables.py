@@ -412,6 +412,12 @@ def test_decoding_is_of_the_largest_batch_and_of_single_rows() -> None:
     assert cells.loc[("decode-mha", "rows", "value"), "value"] == 64
     assert cells.loc[("decode-mha", "many_last", "value"), "status"] == "oom"
     assert cells.loc[("decode-mha", "bytes", "value"), "value"] == pytest.approx(1.0)
+    # From before there was such a benchmark: another method, which the cell names.
+    rows = timed("mha", 2.0, [128, 256], decode_seconds=0.016)
+    former = cells_of("token-mixing-complexity", records(complexity=rows))
+    cell = former.loc[("mha", "decode_last", "value")]
+    assert cell["value"] == pytest.approx(16.0) and "launches included" in cell["reason"]
+    assert cells.loc[("mha", "decode_last", "value"), "reason"] == ""
 
 
 def test_a_variant_that_the_paper_lacks_has_a_row_as_soon_as_it_ran() -> None:
