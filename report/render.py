@@ -168,6 +168,8 @@ def prepare(table: Table, cells: pd.DataFrame, settings: Sequence[Setting]) -> P
         if title in table.rows:  # this panel's rows, and such as no other panel has
             others = {row for panel in table.rows.keys() - {title} for row in table.rows[panel]}
             filled = [row for row in filled if row not in others]
+        # Those that the paper has not come last.
+        filled = [*(row for row in table.printed["row"].unique() if row in filled), *filled]
         rows = [row for row in dict.fromkeys([*table.rows_of(title), *filled]) if row in scales]
         # Rows of one scale together, scales in the order of their first row.
         groups = list(dict.fromkeys(row.partition("/")[0] for row in rows))

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pandas as pd
 import pytest
-from test_tables import PLAN, pairs_of, paper_runs, records, run
+from test_tables import PLAN, pairs_of, paper_runs, records, run, side
 
 from report import render, table, tables
 from report.data import Setting
@@ -87,3 +87,15 @@ def test_two_panels_with_columns_of_one_key_keep_their_own_rows() -> None:
     assert (shown["NLL"], shown["Difference"]) == (["NLL ↓"], ["Δ vs Full"])
     signs = {e.sign for label, lines in printed.panels[0][1] for *_, of in lines for e in of}
     assert signs == {None}  # losses on other texts are not judged
+
+
+def test_rows_of_every_panel_stand_in_the_papers_order_and_have_names() -> None:
+    runs = sorted(paper_runs(), key=lambda each: (each["scale"], each["variant"]))
+    by_label = {each.label: each for each in tables.PAPER}
+    ablations, long = by_label["app-ablation"], by_label["app-linear-long"]
+    steps = [side("T=131072", "linear", [1.0], benchmark="linear-long", context=131072)]
+    made = table.cells([records(PLAN, runs=runs, steps=steps)], [ablations, long])
+    first, *_, last = render.prepare(ablations, made[made["table"] == ablations.label], [A]).panels
+    assert last[0] == "Conditions" and [r for r, _ in last[1]] == [r for r, _ in first[1]]
+    (_, rows), *_ = render.prepare(long, made[made["table"] == long.label], [A]).panels
+    assert rows[-1][0] == "T = 131,072"
