@@ -17,7 +17,7 @@ from report.paper import SCALES
 
 RUN_KINDS = ("runs", "losses", "probes", "flow", "curves", "maps", "lengths")
 RUN_KEY = ["scale", "variant", "seed"]
-PLANNED = ["kind", *RUN_KEY, "further", "own_scale", "status", "reason"]
+PLANNED = ["kind", *RUN_KEY, "further", "own_scale", "status", "reason", "hash"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,7 +155,7 @@ def _planned(
         names = hash if kind == "runs" else ""  # other jobs' logs name no hash
         status, reason = ("ok", "") if hash in hashes[kind] else _log_status(logs / log, names)
         reason = why if status == "not run" else reason
-        rows.append((kind, paper_scale(key[0]), *key[1:], key[0], status, reason))
+        rows.append((kind, paper_scale(key[0]), *key[1:], key[0], status, reason, hash))
 
     for run in campaign.runs:
         if run.variation != setting.variation or run.scale not in scales:

@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -27,10 +27,6 @@ from report.figures import style
 
 _NAMES = ("claims", "tables", "figures", "study", "assumptions", "records")
 PAGES = {"index.html": "Overview"} | {f"{name}.html": name.capitalize() for name in _NAMES}
-# The files of benchmarks and checks below a campaign's folder.
-FILES = dict.fromkeys(("steps", "complexity", "decode"), "bench/{kind}/{scale}.parquet")
-FILES |= {"checks": "check/operators.parquet", "gradients": "check/gradients.parquet"}
-FILES |= {"recall": "recall/{mixer}.parquet"}
 UNITS = {"1": "", "text": "", "x": "×"}  # of evidence, where they print otherwise
 SYSTEMS = ("steps", "complexity", "decode", "recall", "checks", "gradients", "models", "data")
 
@@ -71,7 +67,7 @@ def build(campaign: plan.Campaign, out: Path, published: bool) -> None:
         "study.html": {"sections": list(map(_section, sections))},
         "assumptions.html": {"assumptions": list(assumptions(settings, campaigns))},
         "records.html": {
-            "groups": list(run_groups(settings, published)),
+            "groups": list(run_groups(settings, campaigns, published)),
             "systems": list(chain(*systems)),
         },
         "index.html": {
@@ -83,7 +79,7 @@ def build(campaign: plan.Campaign, out: Path, published: bool) -> None:
             "claims": by_claim,
             "miniature": miniature,
             "losses": overview.losses(runs),
-            "missing": list(missing(stored, published)),
+            "missing": list(missing(stored, planned, published)),
             "again": [
                 command(s, published, **({} if published else _chosen(c)))
                 for s, c in zip(settings, planned, strict=True)
@@ -162,6 +158,17 @@ def _write_pages(pages: Mapping[str, Mapping[str, Any]], out: Path, **context: A
         (out / name).write_text(text, encoding="utf-8")
 
 
+@cache
+def job_files(campaign: plan.Campaign) -> dict[str, str]:
+    """The first file that each job of a campaign writes, by the job's hash.
+
+    Of all its jobs, chosen or not, shipped or not, and of the one-off that it was started with.
+    """
+    whole = {key: campaign.settings.get(key) for key in ("campaign", "corpus", "settings")}
+    plans = (plan.load(each, published=False) for each in (whole, campaign.settings))
+    return {hash: path for each in plans for path, hash in reversed(each.files().items())}
+
+
 def command(
     setting: Setting, shipped: bool, again: bool = True, targets: Iterable[str] = (), **choice
 ) -> str:
@@ -170,7 +177,8 @@ def command(
     targets: below the campaign's folder; choice: what --config chooses beside the setting. For
     shipped records it tells Snakemake that nothing shipped is done; a user's own it forces.
     """
-    choices = {"variations": [setting.variation], "scales": setting.scales or ()} | choice
+    scales = () if targets else setting.scales or ()
+    choices = {"variations": [setting.variation], "scales": scales} | choice
     if "=" in setting.variation:  # a one-off change of options
         choices["variations"] = [setting.varies] if setting.varies else []
         choices["vary"] = [setting.variation.replace("+", " ")]
@@ -187,25 +195,33 @@ def command(
 # What did not run, and the other pages.
 
 
-def missing(stored: Sequence[Records], published: bool) -> Iterator[dict[str, Any]]:
-    """What did not run, by setting, kind and scale, with the command that runs it."""
-    campaigns = set()
-    for setting, planned in ((each.setting, each.planned) for each in stored):
+def missing(
+    stored: Sequence[Records], campaigns: Sequence[plan.Campaign], published: bool
+) -> Iterator[dict[str, Any]]:
+    """What did not run, by setting, kind and scale, with the command that makes exactly that.
+
+    What is measured on a run that is missing too stands beside the run. campaigns: of each setting.
+    """
+    listed = set()
+    for each, campaign in zip(stored, campaigns, strict=True):
+        setting, planned = each.setting, each.planned
         lacking = planned[planned["status"] != "ok"]
-        if setting.campaign in campaigns:  # its benchmarks are listed once
+        if setting.campaign in listed:  # its benchmarks are listed once
             lacking = lacking[lacking["kind"].isin(data.RUN_KINDS)]
-        campaigns.add(setting.campaign)
-        for (kind, scale), group in lacking.groupby(["kind", "own_scale"], sort=False):
-            choice = {"scales": [scale]} if scale else {}
-            if kind in data.RUN_KINDS:
-                choice |= {"seeds": group["seed"].unique(), "variants": group["variant"].unique()}
+        listed.add(setting.campaign)
+        runs = pd.MultiIndex.from_frame(lacking[["own_scale", "variant", "seed"]])
+        of_missing = runs.isin(runs[lacking["kind"] == "runs"])
+        lacking = lacking.assign(group=lacking["kind"].mask(of_missing, "runs"))
+        for (kind, scale), group in lacking.groupby(["group", "own_scale"], sort=False):
+            names = group["kind"].map(lambda kind: data.KIND_NAMES.get(kind, "benchmark"))
+            counts = (data.counted(n, name) for name, n in names.value_counts(sort=False).items())
+            targets = dict.fromkeys(group["hash"].map(job_files(campaign)))
             again = published and kind != "runs"  # checkpoints are not shipped
-            count = data.counted(len(group), data.KIND_NAMES.get(kind, "benchmark"))
             yield {
-                "what": f"{setting}: {count}{f' at {scale}' if scale else ''}",
+                "what": f"{setting}: {', '.join(counts)}{f' at {scale}' if scale else ''}",
                 "names": ", ".join(dict.fromkeys(group["variant"])),
                 "why": "; ".join(dict.fromkeys(filter(None, group["reason"]))),
-                "command": command(setting, published, again, **choice),
+                "command": command(setting, published, again, targets),
             }
 
 
@@ -281,27 +297,26 @@ def _option(value: Any) -> str:
     return json.dumps(value).strip('"')
 
 
-def run_groups(settings: Sequence[Setting], published: bool) -> Iterator[dict[str, Any]]:
+def run_groups(
+    settings: Sequence[Setting], campaigns: Mapping[str, plan.Campaign], published: bool
+) -> Iterator[dict[str, Any]]:
     """Training runs by campaign; a shipped report has those of every campaign."""
     root = _root(published)
-    corpora = {setting.campaign: setting.corpus for setting in settings}
     columns = {(setting.campaign, setting.variation): setting for setting in settings}
     shipped = sorted(path.parent.name for path in root.glob("*/runs.parquet")) if published else ()
-    for name in dict.fromkeys([*corpora, *shipped]):
+    for name in dict.fromkeys([*campaigns, *shipped]):
         runs = records.read(root / name / "runs.parquet", "runs")
         runs = runs.assign(own_scale=runs["scale"], title=runs["variant"].map(data.title))
         runs = runs.assign(anchor=data.anchors(Setting(name), "runs", runs))
-        still_planned = Path("config", f"{name}.yaml").exists()  # else it can be made no more
-        rows = runs.to_dict("records")
-        for row in rows:
-            # A column knows what a one-off varies; of an earlier call's one-off nothing does.
-            setting = Setting(name, row["variation"], corpus=corpora.get(name))
-            setting = columns.get((name, row["variation"]), setting)
-            choice = {key: [row[key[:-1]]] for key in ("scales", "seeds", "variants")}
-            file = "runs/{scale}/{variation}/{variant}/{seed}/run.parquet".format_map(row)
-            again = command(setting, published, targets=[file], **choice)
-            known = "=" not in setting.variation or setting.varies
-            row["again"] = again if still_planned and known else ""
+        campaign = campaigns.get(name)
+        if not campaign and Path("config", f"{name}.yaml").exists():
+            campaign = _campaign(name, published)
+        files = job_files(campaign) if campaign else {}
+        rows = runs.assign(again="").to_dict("records")
+        for row in (row for row in rows if row["hash"] in files):
+            setting = Setting(name, row["variation"], corpus=campaign.corpus)
+            setting = columns.get((name, row["variation"]), setting)  # knows what a one-off varies
+            row["again"] = command(setting, published, targets=[files[row["hash"]]])
         yield {"name": name, "rows": rows}
 
 
@@ -310,20 +325,16 @@ def system_records(
 ) -> Iterator[dict[str, Any]]:
     """Benchmarks, checks and inventories that the tables rest on, a row a record.
 
-    One without a command is of a variation that the campaign no longer measures.
+    One without a command is counted, or is of what the campaign no longer measures.
     """
-    jobs = [*campaign.benchmarks, *campaign.recall, *filter(None, [campaign.check])]
-    measured = {job.variation for job in jobs}
+    files = job_files(campaign)
     for kind in SYSTEMS:
         for source, group in getattr(stored, kind).groupby("source", sort=False):
             first = group.iloc[0].fillna("").to_dict()
             file, _, anchor = source.partition("#")
-            names = {"kind": first.get("benchmark", kind), "scale": first.get("own_scale", "")}
-            again = ""
-            if kind in FILES and first["variation"] in measured:
-                jobs = group.assign(**names).to_dict("records")
-                targets = dict.fromkeys(FILES[kind].format_map(job) for job in jobs)
-                again = command(stored.setting, published, targets=targets, scales=())
+            targets = dict.fromkeys(group["hash"].map(files).dropna())
+            again = command(stored.setting, published, targets=targets) if targets else ""
             row = {"setting": str(stored.setting), "file": file, "anchor": anchor, "again": again}
+            row |= {"kind": first.get("benchmark", kind), "scale": first.get("own_scale", "")}
             row |= {name: first[name] for name in ("device", "commit", "created")}
-            yield row | names | {"count": len(group)}
+            yield row | {"count": len(group)}

@@ -5,6 +5,7 @@ import runpy
 import shlex
 import shutil
 import subprocess
+from collections import Counter
 from dataclasses import replace
 from functools import cache
 from html.parser import HTMLParser
@@ -90,19 +91,17 @@ def choice_of(command: str) -> tuple[list[str], dict[str, str]]:
 
 def test_a_command_makes_again_exactly_the_run_beside_it() -> None:
     settings = [Setting(CAMPAIGN, "scaled-sd-0.02"), Setting("books", "residual")]
-    last = {
-        group["name"].partition("/")[0]: group["rows"][-1]
-        for group in site.run_groups(settings, True)
-    }
+    campaigns = {each.campaign: plan.load({"campaign": each.campaign}) for each in settings}
+    groups = {group["name"]: group["rows"] for group in site.run_groups(settings, campaigns, True)}
+    last = {name: rows[-1] for name, rows in groups.items() if rows[-1]["again"]}
     assert last.keys() >= {CAMPAIGN, "books"}
-    for row in (row for row in last.values() if row["again"]):
+    assert not any(row["again"] for row in groups["conversion"])  # of no campaign any more
+    for name, row in last.items():
         words, choice = choice_of(row["again"])
-        assert choice.pop("published") == "false"
-        (run,) = plan.load(choice).runs
-        assert run.hash == row["hash"], row["again"]
+        assert words[:3] == ["snakemake", "--cores", "all"] and choice["published"] == "false"
         # Its file alone, and so no check and no benchmark.
-        file = f"results/{choice['campaign']}/runs/{run.name}/run.parquet"
-        assert words == ["snakemake", "--cores", "all", file]
+        (file,) = words[3:]
+        assert plan.load(choice).files()[file.removeprefix(f"results/{name}/")] == row["hash"]
 
 
 def test_every_benchmark_and_check_has_the_command_that_makes_it() -> None:
@@ -125,11 +124,32 @@ def test_every_shipped_run_has_a_row(built: Path) -> None:
         assert set(records.read(path, "runs")["hash"]) <= rows, path
 
 
-def test_the_commands_of_what_is_missing_are_whole(built: Path) -> None:
-    for command in set(Page(built / "index.html").commands):
+def test_the_commands_of_what_runs_again_are_whole(built: Path) -> None:
+    commands = set(Page(built / "index.html").commands)
+    assert commands
+    for command in commands:
         words, choice = choice_of(command)
         assert words == ["snakemake", "--cores", "all"]
         assert plan.load({k: v for k, v in choice.items() if k != "published"}).runs
+
+
+def test_a_command_makes_exactly_what_is_missing_and_named_beside_it() -> None:
+    books = plan.load({"campaign": "books"})
+    stored = [data.load(column) for column in books.columns]
+    rows = list(site.missing(stored, [books] * len(stored), published=True))
+    assert len(rows) >= 4
+    nouns = {"runs": "run", "flow": "diagnosed checkpoint", "length": "long text"}
+    made = []
+    for row in rows:
+        words, choice = choice_of(row["command"])
+        files = [word.removeprefix("results/books/") for word in words[3:]]
+        planned = plan.load(choice | {"published": "false"}).files()
+        made += [planned[file] for file in files]
+        counts = Counter(nouns[file.partition("/")[0]] for file in files)
+        named = ", ".join(data.counted(count, noun) for noun, count in counts.items())
+        assert row["what"].endswith(f": {named} at {files[0].split('/')[1]}"), row
+    lacking = pd.concat([each.planned for each in stored]).query("status != 'ok' and seed >= 0")
+    assert sorted(made) == sorted(lacking["hash"])  # each once: what a missing run lacks, with it
 
 
 def test_one_off_changes_corpora_and_restrictions_are_in_the_command() -> None:
@@ -210,12 +230,16 @@ def test_a_setting_of_other_scales_has_nothing_that_belongs_to_none() -> None:
 
 
 def test_one_missing_run_is_told_in_the_singular() -> None:
+    tiny = plan.load({"campaign": "tiny"})
     planned = pd.DataFrame(
-        [("runs", "10M", "mha", 42, False, "10M", "not run", "")], columns=data.PLANNED
+        [("runs", "10M", "mha", 42, False, "10M", "not run", "", tiny.runs[0].hash)],
+        columns=data.PLANNED,
     )
     made = replace(load(CAMPAIGN, "scaled-sd-0.02"), setting=Setting("tiny"), planned=planned)
-    (row,) = site.missing([made], published=False)
+    (row,) = site.missing([made], [tiny], published=False)
     assert row["what"] == "tiny/base: 1 run at 10M"
+    file = f"results/tiny/runs/{tiny.runs[0].name}/run.parquet"
+    assert choice_of(row["command"])[0] == ["snakemake", "--cores", "all", file]
 
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")

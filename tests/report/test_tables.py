@@ -146,7 +146,7 @@ def test_a_wrong_line_of_the_papers_values_is_named(tmp_path) -> None:
 
 def wanted(variant: str, seed: int, status: str = "not run", reason: str = "") -> tuple:
     """A run of 10M that is planned."""
-    return ("runs", "10M", variant, seed, seed not in SEEDS, "10M", status, reason)
+    return ("runs", "10M", variant, seed, seed not in SEEDS, "10M", status, reason, "")
 
 
 PLAN = [wanted(variant, seed) for variant in ("mha", "full") for seed in SEEDS]
