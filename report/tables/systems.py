@@ -8,11 +8,12 @@ import pandas as pd
 
 from relation.variants import PAIRED, VARIANTS
 from report import stats
+from report.data import title
 from report.table import Cells, cell, columns, means, table, versus
 from report.tables.configs import micro_ga
 
-LONG = {str(2**k): f"T = {2**k:,}" for k in range(10, 17)}
-FURTHER = {f"+{2**k}": f"T = {2**k:,}" for k in range(17, 25)}  # contexts that the paper has not
+# Contexts; with a plus those that the paper has not.
+LONG = {f"{'+' * (k > 16)}{2**k}": f"T = {2**k:,}" for k in range(10, 25)}
 ATTENTION_NAMES = {"cudnn": "cuDNN’s attention"}
 RATE = "tokens_per_second"
 
@@ -153,7 +154,7 @@ def production(
         if variant in PAIRED:
             yield cell(scale, f"run_micro_ga.{variant}", text=micro_ga(model.iloc[0]), of=model)
     pairs = runs[runs["variant"].isin(PAIRED) & ~runs["further"]]
-    yield from _other_backends(run_rates(pairs, rows), pairs, rows)
+    yield from _other_backends(run_rates(pairs, rows), pairs)
     yield from condition_cells(rows, precision)
 
 
@@ -190,19 +191,14 @@ def run_rates(runs: pd.DataFrame, matched: pd.DataFrame) -> Cells:
     yield from means(pairs, seeds=seeds)
 
 
-def _other_backends(cells: Cells, runs: pd.DataFrame, matched: pd.DataFrame) -> Cells:
-    """Cells of runs; each names a backend that is not that of the benchmark's own side."""
-    sides = matched[matched["side"] == matched["variant"]]
-    usual, key = sides.set_index(["scale", "variant"])["backend"], ["scale", "variant", "backend"]
-    others = {
-        (scale, variant): f"trained with {VARIANTS[variant].title} on backend {backend}"
-        for scale, variant, backend in runs[key].itertuples(index=False)
-        if usual.get((scale, variant), backend) != backend
-    }
+def _other_backends(cells: Cells, runs: pd.DataFrame) -> Cells:
+    """Cells of runs, which say where another backend trained them than the table's, `flash`."""
+    others = runs[runs["backend"] != "flash"]
     for each in cells:
         variants = PAIRED if each["column"] == "run_ratio" else [each["column"].rpartition(".")[2]]
-        why = [others.get((each["row"], variant)) for variant in variants]
-        yield each | {"reason": "; ".join(filter(None, [each["reason"], *why]))}
+        of_cell = others[(others["scale"] == each["row"]) & others["variant"].isin(variants)]
+        why = "trained with " + of_cell["variant"].map(title) + " on backend " + of_cell["backend"]
+        yield each | {"reason": "; ".join(filter(None, [each["reason"], *why.unique()]))}
 
 
 @table("16", "app-linear-steady", "Linear Relation throughput")
@@ -216,7 +212,7 @@ def linear_steady(steps: pd.DataFrame, precision: Sequence[str]) -> Cells:
     yield from condition_cells(rows, precision)
 
 
-@table("17", "app-linear-long", "Linear Relation at long contexts", names=LONG | FURTHER)
+@table("17", "app-linear-long", "Linear Relation at long contexts", names=LONG)
 def linear_long(steps: pd.DataFrame, precision: Sequence[str]) -> Cells:
     """Linear Relation against the context T, one window a micro-batch. On a GPU the rate grows
     with T: a short window gives it too little to do at a time. Rates are medians of rounds, timed
