@@ -17,7 +17,7 @@ from report.paper import SCALES
 
 RUN_KINDS = ("runs", "losses", "probes", "flow", "curves", "maps", "lengths")
 RUN_KEY = ["scale", "variant", "seed"]
-PLANNED = ["kind", *RUN_KEY, "further", "own_scale", "status", "reason", "hash"]
+PLANNED = ["kind", *RUN_KEY, "further", "own_scale", "status", "reason", "file"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,8 +27,9 @@ class Records:
     Each frame also has `source` (file and anchor on the Records page); `scale` is that of the paper
     which the rows stand for (100M for 100M28pc, 10M for 10M-mini) and `own_scale` the run's own;
     runs have `further`, whether the campaign plans them beyond its matrix.
-    planned: a row a planned record (PLANNED; a benchmark's variant is its name); precision: of the
-    benchmarks; window: fraction of the budget over which losses smooth.
+    planned: a row a planned record (PLANNED; a benchmark's variant is its name; file: below the
+    campaign's folder); precision: of the benchmarks; window: fraction of the budget over which
+    losses smooth.
     """
 
     setting: Setting
@@ -89,6 +90,14 @@ def _plan(campaign: str) -> plan.Campaign:
     return plan.load({"campaign": campaign})
 
 
+@cache
+def job_files(campaign: plan.Campaign) -> dict[str, str]:
+    """The first file of every job by its hash: chosen or not, shipped or not, and the one-off's."""
+    whole = {key: campaign.settings.get(key) for key in ("campaign", "corpus", "settings")}
+    plans = (plan.load(each, published=False) for each in (whole, campaign.settings))
+    return {hash: path for each in plans for path, hash in reversed(each.files().items())}
+
+
 def load(
     setting: Setting,
     published: bool = True,
@@ -104,6 +113,8 @@ def load(
     folder = root / "published" / campaign.name if published else root / campaign.name
     # The scales that the setting names; else the paper's, or all where the campaign has none of it.
     scales = setting.scales or [s for s in campaign.scales if s in SCALES] or campaign.scales
+    # What belongs to no scale, as the identities, stands in settings of the paper's scales.
+    scales = [*scales, *([""] if not setting.scales or {*SCALES} & {*setting.scales} else ())]
     stored = _stored(folder)
     frames = {kind: _frame(setting, kind, stored[kind], folder, scales) for kind in FRAMES}
     planned = [run for run in campaign.planned if run.variation == setting.variation]
@@ -125,19 +136,14 @@ def _frame(
     if "variation" in rows:  # null where a record is of all variations; the setting's own ones win
         of_variation = rows["variation"] == setting.variation
         rows = rows[of_variation if of_variation.any() else rows["variation"].isna()]
-    if kind == "recall" and not _unscaled(setting):
+    if kind == "recall" and "" not in scales:
         rows = rows[:0]
     if "scale" in rows:
-        rows = rows[rows["scale"].fillna("").isin([*scales, *([""] * _unscaled(setting))])]
+        rows = rows[rows["scale"].fillna("").isin(scales)]
         rows = rows.assign(own_scale=rows["scale"])
         rows["scale"] = rows["scale"].map(paper_scale)
         rows = rows.sort_values("scale", key=lambda each: each.map(scale_order), kind="stable")
     return rows.assign(source=f"{folder / kind}.parquet#" + anchors(setting, kind, rows))
-
-
-def _unscaled(setting: Setting) -> bool:
-    """Whether it has what belongs to no scale, as identities: settings of the paper's scales do."""
-    return setting.scales is None or any(scale in SCALES for scale in setting.scales)
 
 
 def _planned(
@@ -149,13 +155,13 @@ def _planned(
 ) -> pd.DataFrame:
     """A row a record that is chosen of this setting, with why a missing one is missing."""
     hashes = {kind: set(frame["hash"]) for kind, frame in frames.items()}
-    rows = []
+    rows, files = [], job_files(campaign)
 
     def add(kind: str, key: tuple, hash: str, log: str, why: str = "") -> None:
         names = hash if kind == "runs" else ""  # other jobs' logs name no hash
         status, reason = ("ok", "") if hash in hashes[kind] else _log_status(logs / log, names)
         reason = why if status == "not run" else reason
-        rows.append((kind, paper_scale(key[0]), *key[1:], key[0], status, reason, hash))
+        rows.append((kind, paper_scale(key[0]), *key[1:], key[0], status, reason, files[hash]))
 
     for run in campaign.runs:
         if run.variation != setting.variation or run.scale not in scales:
@@ -169,18 +175,15 @@ def _planned(
     for bench in (each for each in campaign.benchmarks if each.scale in scales):
         log = f"bench/{bench.benchmark}/{bench.scale}.log"
         add(bench.kind, (bench.scale, bench.benchmark, -1, False), bench.hash, log)
-    for recall in campaign.recall if _unscaled(setting) else ():
+    for recall in campaign.recall if "" in scales else ():
         add("recall", ("", recall.mixer, -1, False), recall.hash, f"recall/{recall.mixer}.log")
-    for kind in ("checks", "gradients") if campaign.check and _unscaled(setting) else ():
+    for kind in ("checks", "gradients") if campaign.check and "" in scales else ():
         add(kind, ("", "", -1, False), campaign.check.hash, "check.log")
     return pd.DataFrame(rows, columns=PLANNED)
 
 
 def _log_status(log: Path, names: str) -> tuple[str, str]:
-    """Status and reason of a planned record that is missing: the log's last error, if any.
-
-    names: the hash that the log must name; one that names another is of another specification.
-    """
+    """Status and reason of what is missing: the last error of its log, if that names the hash."""
     text = log.read_text(errors="replace") if log.exists() else ""
     lines = reversed(text.splitlines() if names in text else [])
     error = next((line.strip() for line in lines if "rror" in line), "")

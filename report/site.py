@@ -7,10 +7,10 @@ import math
 import os
 import shlex
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -79,7 +79,7 @@ def build(campaign: plan.Campaign, out: Path, published: bool) -> None:
             "claims": by_claim,
             "miniature": miniature,
             "losses": overview.losses(runs),
-            "missing": list(missing(stored, planned, published)),
+            "missing": list(missing(stored, published)),
             "again": [
                 command(s, published, **({} if published else _chosen(c)))
                 for s, c in zip(settings, planned, strict=True)
@@ -158,26 +158,15 @@ def _write_pages(pages: Mapping[str, Mapping[str, Any]], out: Path, **context: A
         (out / name).write_text(text, encoding="utf-8")
 
 
-@cache
-def job_files(campaign: plan.Campaign) -> dict[str, str]:
-    """The first file that each job of a campaign writes, by the job's hash.
-
-    Of all its jobs, chosen or not, shipped or not, and of the one-off that it was started with.
-    """
-    whole = {key: campaign.settings.get(key) for key in ("campaign", "corpus", "settings")}
-    plans = (plan.load(each, published=False) for each in (whole, campaign.settings))
-    return {hash: path for each in plans for path, hash in reversed(each.files().items())}
-
-
 def command(
-    setting: Setting, shipped: bool, again: bool = True, targets: Iterable[str] = (), **choice
+    setting: Setting, shipped: bool, again: bool = True, targets: Collection[str] = (), **choice
 ) -> str:
     """The command that makes what is shown, again or for the first time: all, or files `targets`.
 
     targets: below the campaign's folder; choice: what --config chooses beside the setting. For
     shipped records it tells Snakemake that nothing shipped is done; a user's own it forces.
     """
-    scales = () if targets else setting.scales or ()
+    scales = () if len(targets) else setting.scales or ()
     choices = {"variations": [setting.variation], "scales": scales} | choice
     if "=" in setting.variation:  # a one-off change of options
         choices["variations"] = [setting.varies] if setting.varies else []
@@ -195,33 +184,29 @@ def command(
 # What did not run, and the other pages.
 
 
-def missing(
-    stored: Sequence[Records], campaigns: Sequence[plan.Campaign], published: bool
-) -> Iterator[dict[str, Any]]:
+def missing(stored: Sequence[Records], published: bool) -> Iterator[dict[str, Any]]:
     """What did not run, by setting, kind and scale, with the command that makes exactly that.
 
-    What is measured on a run that is missing too stands beside the run. campaigns: of each setting.
+    What is measured on a run that is missing too stands beside the run.
     """
-    listed = set()
-    for each, campaign in zip(stored, campaigns, strict=True):
-        setting, planned = each.setting, each.planned
+    campaigns = set()
+    for setting, planned in ((each.setting, each.planned) for each in stored):
         lacking = planned[planned["status"] != "ok"]
-        if setting.campaign in listed:  # its benchmarks are listed once
+        if setting.campaign in campaigns:  # its benchmarks are listed once
             lacking = lacking[lacking["kind"].isin(data.RUN_KINDS)]
-        listed.add(setting.campaign)
+        campaigns.add(setting.campaign)
         runs = pd.MultiIndex.from_frame(lacking[["own_scale", "variant", "seed"]])
         of_missing = runs.isin(runs[lacking["kind"] == "runs"])
         lacking = lacking.assign(group=lacking["kind"].mask(of_missing, "runs"))
         for (kind, scale), group in lacking.groupby(["group", "own_scale"], sort=False):
             names = group["kind"].map(lambda kind: data.KIND_NAMES.get(kind, "benchmark"))
             counts = (data.counted(n, name) for name, n in names.value_counts(sort=False).items())
-            targets = dict.fromkeys(group["hash"].map(job_files(campaign)))
             again = published and kind != "runs"  # checkpoints are not shipped
             yield {
                 "what": f"{setting}: {', '.join(counts)}{f' at {scale}' if scale else ''}",
                 "names": ", ".join(dict.fromkeys(group["variant"])),
                 "why": "; ".join(dict.fromkeys(filter(None, group["reason"]))),
-                "command": command(setting, published, again, targets),
+                "command": command(setting, published, again, group["file"]),
             }
 
 
@@ -304,14 +289,13 @@ def run_groups(
     root = _root(published)
     columns = {(setting.campaign, setting.variation): setting for setting in settings}
     shipped = sorted(path.parent.name for path in root.glob("*/runs.parquet")) if published else ()
-    for name in dict.fromkeys([*campaigns, *shipped]):
+    for name in dict.fromkeys([*(setting.campaign for setting in settings), *shipped]):
         runs = records.read(root / name / "runs.parquet", "runs")
         runs = runs.assign(own_scale=runs["scale"], title=runs["variant"].map(data.title))
         runs = runs.assign(anchor=data.anchors(Setting(name), "runs", runs))
-        campaign = campaigns.get(name)
-        if not campaign and Path("config", f"{name}.yaml").exists():
-            campaign = _campaign(name, published)
-        files = job_files(campaign) if campaign else {}
+        config = Path("config", f"{name}.yaml")  # without one it can be made no more
+        campaign = campaigns.get(name) or (_campaign(name, published) if config.exists() else None)
+        files = data.job_files(campaign) if campaign else {}
         rows = runs.assign(again="").to_dict("records")
         for row in (row for row in rows if row["hash"] in files):
             setting = Setting(name, row["variation"], corpus=campaign.corpus)
@@ -327,7 +311,7 @@ def system_records(
 
     One without a command is counted, or is of what the campaign no longer measures.
     """
-    files = job_files(campaign)
+    files = data.job_files(campaign)
     for kind in SYSTEMS:
         for source, group in getattr(stored, kind).groupby("source", sort=False):
             first = group.iloc[0].fillna("").to_dict()
