@@ -147,11 +147,14 @@ class TestInterpreted:
             assert_exact(draw(7, (2, 1, length, width)))
 
     def test_what_descriptors_cannot_hold(self, launch_with):
-        """Each of the four inputs in turn off its alignment, and a width whose rows are."""
+        """The rows of each input in turn off their alignment, then its start, and odd widths."""
         launch_with(descriptors=True)
         for k in range(4):
             inputs = list(draw(7, (1, 1, 18, 16)))
-            inputs[k] = torch.cat([inputs[k], inputs[k][..., :1]], -1)[..., :-1]
+            x = inputs[k]
+            inputs[k] = torch.cat([x, x[..., :1]], -1)[..., :-1]
+            assert_exact(tuple(inputs))
+            inputs[k] = torch.cat([x.flatten()[:1], x.flatten()])[1:].view(x.shape)
             assert_exact(tuple(inputs))
         assert_exact(draw(7, (1, 2, 18, 19)))
         assert_exact(draw(7, (1, 2, 18, 20), torch.float16))
