@@ -1,9 +1,8 @@
-"""Full Relation's definition, and how exact a kernel must be beside it in float64.
+"""How exact a kernel must be beside its operator's definition in float64.
 
 A kernel's error is at most twice that of the definition in the inputs' dtype, and a little more.
 """
 
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -11,26 +10,11 @@ import equations
 import torch
 
 from relation import kernels
+from relation.ops import full_relation
 
 SLACK = {torch.bfloat16: 1e-3, torch.float16: 1e-3, torch.float32: 1e-5}
 RESULTS = ("Y", "dp1", "dp2", "dinfo", "dlam")
 Inputs = tuple[torch.Tensor, ...]
-
-
-def definition(p1, p2, info, lam, tau=2.0, *, transport_self=True):
-    """Y = Softmax(R) I with R materialised; past the scores at least FP32, transport in dtype."""
-    length, width = p1.shape[-2:]
-    p2, info = (x.repeat_interleave(p1.shape[1] // x.shape[1], 1) for x in (p2, info))
-    wide = torch.promote_types(p1.dtype, torch.float32)
-    U = (p1 @ p2.mT).to(wide) / math.sqrt(width)
-    E = U * torch.sigmoid(U)
-    S = torch.sigmoid(U.diagonal(dim1=-2, dim2=-1) / tau)
-    i = torch.arange(1, length + 1, dtype=wide, device=p1.device)
-    history = torch.ones(length, length, dtype=torch.bool, device=p1.device).tril(-1)
-    R = (E - lam.to(wide) * i.log()[:, None]).masked_fill(~history, -torch.inf)
-    R = torch.where(torch.eye(length, dtype=torch.bool, device=p1.device), S[..., None], R)
-    flow = R.softmax(-1)
-    return (flow if transport_self else flow.tril(-1)).to(info.dtype) @ info
 
 
 def draw(seed: int, shape: tuple[int, ...], dtype=torch.float32, device="cpu", lam=0.5) -> Inputs:
@@ -75,12 +59,12 @@ def peak_bytes(call: Callable[[], object]) -> int:
     return torch.cuda.memory_stats()["requested_bytes.all.peak"] - before
 
 
-def compare(inputs: Inputs, truth=definition, **options) -> tuple[Inputs, Inputs, Inputs]:
-    """The kernel's results, those of `truth` in float64, and `truth`'s in the inputs' dtype."""
+def compare(inputs: Inputs, **options) -> tuple[Inputs, Inputs, Inputs]:
+    """FlashRelation's results, the definition's in float64, and its in the inputs' dtype."""
     with poisoned_memory():
         ours = differentiate(kernels.flash_relation, inputs, **options)
-    exact = differentiate(truth, tuple(x.double() for x in inputs), **options)
-    return ours, exact, differentiate(truth, inputs, **options)
+    exact = differentiate(full_relation, tuple(x.double() for x in inputs), **options)
+    return ours, exact, differentiate(full_relation, inputs, **options)
 
 
 def assert_close(name: str, ours, truth, yardstick, slack: float) -> None:

@@ -1,7 +1,5 @@
 """FlashRelation's compiled kernels against Full Relation's definition in float64, on a GPU."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from exactness import (
@@ -10,7 +8,6 @@ from exactness import (
     assert_close,
     assert_dlam_exact,
     assert_exact,
-    definition,
     differentiate,
     draw,
     peak_bytes,
@@ -30,20 +27,11 @@ LARGE_WIDTHS = (60, 64, 88, 96, 104, 128)
 ENDS = [[1, 2, 65, 128, 300, 301, 700], [700], [64, 400, 700]]
 
 
-def in_documents(ends: list[list[int]]) -> tuple[Documents, Callable]:
-    """Documents that end there, row by row, and the definition of each by itself."""
+def in_documents(ends: list[list[int]]) -> Documents:
+    """Documents that end there, row by row."""
     t = torch.arange(ends[0][-1])
     ids = [torch.bucketize(t, torch.tensor(row), right=True) for row in ends]
-
-    def alone(p1, p2, info, lam, documents, **options):
-        rows = []
-        for b, row in enumerate(ends):
-            cuts = [slice(a, e) for a, e in zip([0, *row], row, strict=False)]
-            parts = [[x[b : b + 1, :, cut] for x in (p1, p2, info)] for cut in cuts]
-            rows.append(torch.cat([definition(*part, lam, **options) for part in parts], 2))
-        return torch.cat(rows)
-
-    return Documents.of(torch.stack(ids).cuda()), alone
+    return Documents.of(torch.stack(ids).cuda())
 
 
 @pytest.mark.gpu
@@ -63,8 +51,8 @@ class TestOnDevice:
         p1[0, :, 40:60] *= 30
         p1[1, 1, 1500:] *= 12
         assert_exact((p1, *others))
-        documents, alone = in_documents([[50, 1300, 2100], [2100]])
-        assert_exact((p1, *others), truth=alone, documents=documents)
+        documents = in_documents([[50, 1300, 2100], [2100]])
+        assert_exact((p1, *others), documents=documents)
 
     @pytest.mark.parametrize("dtype", SLACK)
     def test_scores_of_a_thousand_stay_finite(self, dtype):
@@ -78,8 +66,8 @@ class TestOnDevice:
     @pytest.mark.parametrize("transport_self", [True, False])
     def test_dlam(self, dtype, transport_self):
         assert_dlam_exact((2, 3, 127, 64), dtype, "cuda", transport_self=transport_self)
-        documents, alone = in_documents([[50, 51, 127], [127]])
-        options = {"truth": alone, "documents": documents, "transport_self": transport_self}
+        documents = in_documents([[50, 51, 127], [127]])
+        options = {"documents": documents, "transport_self": transport_self}
         assert_dlam_exact((2, 3, 127, 64), dtype, "cuda", **options)
 
     @pytest.mark.parametrize("dtype", SLACK)
@@ -100,11 +88,11 @@ class TestOnDevice:
     @pytest.mark.parametrize("dtype", SLACK)
     @pytest.mark.parametrize("width", [48, 60, 64, 80, 96, 128])
     def test_documents(self, width, dtype):
-        documents, alone = in_documents(ENDS)
+        documents = in_documents(ENDS)
         inputs = draw(11, (3, 4, 700, width), dtype, "cuda")
-        assert_exact(inputs, truth=alone, documents=documents)
+        assert_exact(inputs, documents=documents)
         shared = sharing(inputs, 2)
-        assert_exact(shared, truth=alone, documents=documents, transport_self=False)
+        assert_exact(shared, documents=documents, transport_self=False)
 
     @pytest.mark.parametrize("width", GLUON_WIDTHS)
     def test_heads_in_several_groups(self, monkeypatch, width):
@@ -152,10 +140,10 @@ class TestOnDevice:
             inputs = draw(length, (3, 6, length, width), torch.bfloat16, "cuda")
             assert_exact(inputs)
             assert_exact(sharing(inputs, 2), transport_self=False)
-        documents, alone = in_documents(ENDS)
+        documents = in_documents(ENDS)
         inputs = draw(12, (3, 6, 700, width), torch.bfloat16, "cuda")
-        assert_exact(inputs, truth=alone, documents=documents)
-        assert_exact(sharing(inputs, 2), truth=alone, documents=documents, transport_self=False)
+        assert_exact(inputs, documents=documents)
+        assert_exact(sharing(inputs, 2), documents=documents, transport_self=False)
         # More blocks than an H200 has programs.
         assert_exact(draw(6, (1, 14, 2048, width), torch.bfloat16, "cuda"))
 
@@ -172,10 +160,8 @@ class TestOnDevice:
             inputs = draw(length, (max(1, 128 // length), 6, length, width), torch.bfloat16, "cuda")
             assert_exact(inputs)
             assert_exact(sharing(inputs, 2), transport_self=False)
-        documents, alone = in_documents(ENDS)
-        assert_exact(
-            draw(12, (3, 6, 700, width), torch.bfloat16, "cuda"), truth=alone, documents=documents
-        )
+        documents = in_documents(ENDS)
+        assert_exact(draw(12, (3, 6, 700, width), torch.bfloat16, "cuda"), documents=documents)
         once = differentiate(kernels.flash_relation, inputs)
         for _ in range(50):
             again = differentiate(kernels.flash_relation, inputs)

@@ -22,7 +22,6 @@ from interpreter import INTERPRETED, TESTS, run_interpreted
 
 from relation import kernels
 from relation.kernels.documents import Documents
-from relation.ops import full_relation
 
 
 @pytest.mark.skipif(INTERPRETED, reason="it would start itself")
@@ -81,8 +80,7 @@ class TestInterpreted:
         documents = Documents.of(begins.cumsum(1))
         inputs = draw(12, (2, 2, 81, width))
         inputs = sharing(inputs, 1) if width == 48 else inputs
-        options = {"transport_self": transport_self, "documents": documents}
-        assert_exact(inputs, truth=full_relation, **options)
+        assert_exact(inputs, transport_self=transport_self, documents=documents)
 
     @pytest.mark.parametrize(
         ("heads", "shared", "width", "descriptors"), [(4, 2, 16, False), (3, 1, 48, True)]
@@ -121,7 +119,7 @@ class TestInterpreted:
     def test_dlam(self):
         assert_dlam_exact((1, 1, 9, 16))
         documents = Documents.of(torch.tensor([[0, 0, 1, 1, 1, 1, 1, 1, 2]]))
-        assert_dlam_exact((1, 1, 9, 16), truth=full_relation, documents=documents)
+        assert_dlam_exact((1, 1, 9, 16), documents=documents)
 
     @pytest.mark.parametrize("lam", [-4.0, 0.0, 30.0])
     def test_large_scores_and_any_count_correction(self, lam):
