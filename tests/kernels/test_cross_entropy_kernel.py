@@ -73,23 +73,6 @@ class TestInterpreted:
             assert said in refusal(lambda x=logits: cross_entropy(x, rows, IGNORED))
 
 
-@pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
-@pytest.mark.parametrize("vocabulary", [4096, 32768])
-def test_a_row_is_held_in_registers(vocabulary):
-    """Rows of the paper's vocabularies, none of them spilled."""
-    pytest.importorskip("triton")
-    from fake_gpu import fake_gpu
-    from machine_code import resources_of
-
-    from relation.kernels.cross_entropy import cross_entropy
-
-    with fake_gpu("sm_90") as compiled:
-        cross_entropy(*draw(vocabulary, torch.bfloat16, "cpu"), IGNORED)
-    (kernel,) = compiled["cross_entropy_kernel"]
-    used = resources_of(kernel)
-    assert used.stack == 0 and used.registers * 32 * kernel.metadata.num_warps <= 65536
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", SLACK)
 @pytest.mark.parametrize("vocabulary", [2, 29, 4096, 5000, 32768])
