@@ -1,24 +1,20 @@
 """The site of shipped records: pages, links, commands, and what JavaScript opens."""
 
 import re
-import runpy
 import shlex
 import shutil
 import subprocess
 from collections import Counter
-from dataclasses import replace
 from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
-from types import SimpleNamespace
 from urllib.parse import unquote
 
 import pandas as pd
 import pytest
-from conftest import ROOT
 
 from relation import plan, records
-from report import claims, data, figures, overview, site
+from report import data, figures, overview, site
 from report.data import Setting
 from report.evidence import Evidence
 
@@ -80,6 +76,7 @@ def test_every_link_leads_somewhere_and_nothing_comes_from_outside(built: Path) 
         assert all(page.labels) and len(set(page.ids)) == len(page.ids), name
     text = (built / "style.css").read_text() + (built / "report.js").read_text()
     assert "url(" not in text and "http" not in text and "{{" not in text
+    assert set(pd.read_parquet(built / "claims.parquet")["claim"]) == set(range(1, 25))
 
 
 def choice_of(command: str) -> tuple[list[str], dict[str, str]]:
@@ -163,17 +160,6 @@ def test_one_off_changes_corpora_and_restrictions_are_in_the_command() -> None:
     assert words[3:] == ["--force", f"results/tiny/{file}"]
 
 
-def test_verdicts_and_cells_lie_beside_the_pages(built: Path) -> None:
-    verdicts = pd.read_parquet(built / "claims.parquet")
-    assert set(verdicts["claim"]) == set(range(1, 25))
-    cells = pd.read_parquet(built / "cells.parquet")
-    assert set(verdicts["setting"]) == set(cells["setting"])
-    assert "The paper's claims" in (built / "tables.tex").read_text(encoding="utf-8")
-    html = (built / "claims.html").read_text(encoding="utf-8")
-    for one in claims.CLAIMS:
-        assert f'id="claim-{one.number}"' in html
-
-
 def test_the_first_page_says_where_relation_is_surely_better() -> None:
     fields = {"unit": "nat/token", "n": 28}
     sure = Evidence("10M", "One", ours=-0.0363, low=-0.0477, high=-0.0249, **fields)
@@ -229,18 +215,6 @@ def test_a_setting_of_other_scales_has_nothing_that_belongs_to_none() -> None:
     assert not {"recall", "checks", "gradients"} & set(part.planned["kind"])
 
 
-def test_one_missing_run_is_told_in_the_singular() -> None:
-    file = "runs/10M/base/mha/42/run.parquet"
-    planned = pd.DataFrame(
-        [("runs", "10M", "mha", 42, False, "10M", "not run", "", file)], columns=data.PLANNED
-    )
-    made = replace(load(CAMPAIGN, "scaled-sd-0.02"), setting=Setting("tiny"), planned=planned)
-    (row,) = site.missing([made], published=False)
-    assert row["what"] == "tiny/base: 1 run at 10M"
-    words, _ = choice_of(row["command"])
-    assert words == ["snakemake", "--cores", "all", f"results/tiny/{file}"]
-
-
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 in_a_browser = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
 
@@ -273,17 +247,6 @@ def test_no_page_scrolls_sideways_on_a_telephone(built: Path, tmp_path: Path) ->
     (tmp_path / "all.html").write_text(f"{''.join(frames)}<script>{script}</script>")
     beyond = re.search("<title>(.*)</title>", browsed(f"file://{tmp_path}/all.html"))[1].split(",")
     assert dict(zip(names, beyond, strict=True)) == dict.fromkeys(names, "0")
-
-
-def test_pages_link_back_to_the_documentation_in_the_site_alone(built: Path, tmp_path) -> None:
-    made: dict = runpy.run_path(str(ROOT / "docs" / "conf.py"))
-    made["setup"].__globals__["REPORT"] = built
-    events: dict = {}
-    made["setup"](SimpleNamespace(outdir=tmp_path, connect=events.__setitem__))
-    events["build-finished"](None, None)
-    for name, page in pages(built).items():
-        assert "../README.html" in Page(tmp_path / "report" / name).links
-        assert "../README.html" not in page.links
 
 
 def test_the_first_page_compares_pairs_that_chose_nothing_and_any_scale(built: Path) -> None:

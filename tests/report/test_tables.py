@@ -1,7 +1,6 @@
 """Tables: the paper's own values, hand-made records, gaps with reasons, and shipped numbers."""
 
 import math
-from dataclasses import replace
 
 import pandas as pd
 import pyarrow as pa
@@ -228,12 +227,6 @@ def test_no_seed_of_ours_is_set_against_the_papers_seed_of_its_number() -> None:
         assert cells[of_seed]["difference"].isna().all()
         assert cells[of_seed]["agrees"].isna().all()
         assert cells[~of_seed & cells["paper"].notna()]["difference"].notna().any()
-
-
-def test_nothing_of_a_miniature_is_set_against_the_paper() -> None:
-    made = records(runs=pairs_of([0.1, 0.2, 0.3]))
-    mini = replace(made, runs=made.runs.assign(own_scale="10M-mini"))
-    assert cells_of("main-results", mini)["difference"].isna().all()
 
 
 def logs(scale: str, seed: int, mha: list[float], full: list[float]) -> list[dict]:
