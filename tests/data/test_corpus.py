@@ -8,10 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import refusal
+from conftest import ROOT, refusal
 
 from relation.data import corpus
 from relation.data.tokenizer import END_OF_TEXT, end_of_text_id, load_tokenizer, train_tokenizer
@@ -227,6 +228,15 @@ def test_a_tokenizer_has_exactly_the_asked_size(tmp_path: Path, size: int) -> No
         ids = loaded.encode(text).ids
         assert loaded.decode(ids, skip_special_tokens=False) == text
         assert loaded.token_to_id(END_OF_TEXT) not in ids
+
+
+# -- what is shipped -------------------------------------------------------------------------------
+def test_every_book_of_the_shipped_sample_has_its_source_and_status() -> None:
+    splits = [pd.read_parquet(p) for p in sorted((ROOT / "relation/data/sample").iterdir())]
+    for split in splits:
+        assert split["text"].str.strip().all() and split["source"].str.endswith(".md").all()
+        assert split["status"].str.startswith("public domain: ").all()
+    assert not set(splits[0]["title"]) & set(splits[1]["title"])
 
 
 # -- preparation -----------------------------------------------------------------------------------
