@@ -106,16 +106,6 @@ class TestInterpreted:
         for a, b, c in zip(first, again, moved, strict=True):
             assert torch.equal(a, b) and torch.equal(a, c) and a.shape == c.shape
 
-    @pytest.mark.parametrize("of_dy", [False, True])
-    def test_differentiable_once(self, of_dy):
-        """Not even a part of a loss loses its second derivative in silence."""
-        p1, p2, info, dy, lam = draw(16, (1, 2, 17, 16))
-        p1, dy = p1.detach().requires_grad_(), dy.detach().requires_grad_(of_dy)
-        y = kernels.flash_relation(p1, p2, info, lam)
-        (dp1,) = torch.autograd.grad(y, p1, dy, create_graph=True)
-        with pytest.raises(RuntimeError, match="flash_relation_backward"):
-            (p1.sum() + dp1.sum()).backward()
-
     def test_dlam(self):
         assert_dlam_exact((1, 1, 9, 16))
         documents = Documents.of(torch.tensor([[0, 0, 1, 1, 1, 1, 1, 1, 2]]))
