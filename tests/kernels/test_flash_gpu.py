@@ -117,43 +117,33 @@ class TestOnDevice:
         assert_exact(inputs)
         assert_exact(inputs, transport_self=False)
 
-    @pytest.mark.parametrize("width", [40, *GLUON_WIDTHS, 72])
+    @pytest.mark.parametrize(
+        ("width", "many_rows"),
+        [*((w, False) for w in (40, *GLUON_WIDTHS, 72)), *((w, True) for w in LARGE_WIDTHS)],
+    )
     @pytest.mark.parametrize("programs", ["one for all blocks", "as shipped"])
-    def test_programs_that_take_many_blocks(self, monkeypatch, width, programs):
-        from relation.kernels.flash_relation import hopper_launch
+    def test_programs_that_take_many_blocks(self, monkeypatch, width, many_rows, programs):
+        """At any length, also by the launches for many rows."""
+        from relation.kernels.flash_relation import hopper, hopper_launch
 
+        for bound in ("LARGE", "LONG") if many_rows else ():
+            monkeypatch.setattr(hopper, bound, 1)
         if programs == "one for all blocks":
             monkeypatch.setattr(hopper_launch, "multiprocessors", lambda device: 1)
-        for length in (1, 63, 64, 65, 1000):
-            inputs = draw(length, (3, 6, length, width), torch.bfloat16, "cuda")
+        for length in (1, 63, 64, 65, 128, 129, 192, 193, 1000):
+            inputs = draw(length, (max(3, 128 // length), 6, length, width), torch.bfloat16, "cuda")
             assert_exact(inputs)
             assert_exact(sharing(inputs, 2), transport_self=False)
+        once = differentiate(kernels.flash_relation, inputs)
+        for _ in range(50):
+            again = differentiate(kernels.flash_relation, inputs)
+            assert all(map(torch.equal, once, again))
         documents = in_documents(ENDS)
         inputs = draw(12, (3, 6, 700, width), torch.bfloat16, "cuda")
         assert_exact(inputs, documents=documents)
         assert_exact(sharing(inputs, 2), documents=documents, transport_self=False)
         # More blocks than an H200 has programs.
         assert_exact(draw(6, (1, 14, 2048, width), torch.bfloat16, "cuda"))
-
-    @pytest.mark.parametrize("width", LARGE_WIDTHS)
-    @pytest.mark.parametrize("programs", ["one for all blocks", "as shipped"])
-    def test_launches_for_many_rows_at_any_length(self, monkeypatch, width, programs):
-        from relation.kernels.flash_relation import hopper, hopper_launch
-
-        for bound in ("LARGE", "LONG"):
-            monkeypatch.setattr(hopper, bound, 1)
-        if programs == "one for all blocks":
-            monkeypatch.setattr(hopper_launch, "multiprocessors", lambda device: 1)
-        for length in (1, 64, 65, 128, 129, 192, 193, 1000):
-            inputs = draw(length, (max(1, 128 // length), 6, length, width), torch.bfloat16, "cuda")
-            assert_exact(inputs)
-            assert_exact(sharing(inputs, 2), transport_self=False)
-        documents = in_documents(ENDS)
-        assert_exact(draw(12, (3, 6, 700, width), torch.bfloat16, "cuda"), documents=documents)
-        once = differentiate(kernels.flash_relation, inputs)
-        for _ in range(50):
-            again = differentiate(kernels.flash_relation, inputs)
-            assert all(map(torch.equal, once, again))
 
     @pytest.mark.parametrize("width", LARGE_WIDTHS)
     def test_as_many_rows_as_have_launches_of_their_own_and_fewer(self, width):

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterable
 from functools import partial
 
+import exactness
 import pytest
+import test_linear_kernels as linear
 import torch
-from equations import differentiate
-from exactness import assert_close, peak_bytes
 from interpreter import INTERPRETED
 
 pytest.importorskip("triton")
@@ -21,39 +21,27 @@ OPERATORS = ("flash", "flash with documents", "linear")
 Tensors = tuple[torch.Tensor, ...]
 
 
-def draw(operator: str, seed: int, shape: tuple[int, ...] = (2, 4, 130, 64)) -> list[torch.Tensor]:
-    """The inputs of an operator, p1, p2 and information first, and the gradients of its results."""
-    torch.manual_seed(seed)
-    B, H, T, D = shape
-    *tokens, g = torch.randn(5, B, T, H, D, device="cuda").transpose(2, 3)
-    p1, p2, info, dy = (x.bfloat16() for x in tokens)
-    if operator != "linear":
-        return [p1, p2, info, torch.tensor(0.5, device="cuda"), dy]
-    # From head to head stronger retention, so that chunks of both kinds lie beside each other.
-    g = -g.abs() * torch.logspace(-2, 1, H, device="cuda")[:, None, None]
-    start, dfinal = torch.randn(2, B, H, D, D, device="cuda")
-    return [p1, p2, info, g, start, dy, dfinal]
-
-
-def call(operator: str, p1: torch.Tensor, *others: torch.Tensor) -> Tensors:
-    """The results: Y, and C_T of Linear Relation."""
+def draw(operator: str, seed: int, shape: tuple[int, ...] = (2, 4, 130, 64)) -> Tensors:
+    """An operator's inputs and the gradients of its results."""
     if operator == "linear":
-        p2, info, g, start = others
-        return kernels.linear_relation(p1, p2, info, g, 2.0, start)
-    documents = None
-    if operator != "flash":
-        B, _, T, _ = p1.shape
-        first = torch.zeros(B, T, dtype=torch.bool, device="cuda")
-        first[:, T // 3] = True
-        # Without a wait for the GPU, so that a CUDA graph can hold it.
-        documents = Documents.bounded(first, 2 * B)
-    return (kernels.flash_relation(p1, *others, documents=documents),)
+        p1, p2, info, g, *others = linear.draw(seed, shape, torch.bfloat16, "cuda", "channels")
+        g[:, 0] = linear.retention("model", shape)[:, 0]  # of one head chunks of weak retention
+        return p1, p2, info, g, *others
+    return exactness.draw(seed, shape, torch.bfloat16, "cuda")
 
 
-def run(operator: str, inputs: list[torch.Tensor], function: Callable | None = None) -> Tensors:
-    """The results of an operator, or of a function of its inputs, and all gradients."""
-    n = 5 if operator == "linear" else 4
-    return differentiate(function or partial(call, operator), inputs[:n], *inputs[n:])
+def run(operator: str, inputs: Tensors) -> Tensors:
+    """The results and all gradients."""
+    if operator == "linear":
+        return linear.differentiate(kernels.linear_relation, inputs)
+    if operator == "flash":
+        return exactness.differentiate(kernels.flash_relation, inputs)
+    B, _, T, _ = inputs[0].shape
+    first = torch.zeros(B, T, dtype=torch.bool, device="cuda")
+    first[:, T // 3] = True
+    # Without a wait for the GPU, so that a CUDA graph can hold it.
+    documents = Documents.bounded(first, 2 * B)
+    return exactness.differentiate(kernels.flash_relation, inputs, documents=documents)
 
 
 def assert_same(ours: Tensors, theirs: Tensors) -> None:
@@ -120,19 +108,23 @@ class TestOnDevice:
 @pytest.mark.gpu
 @pytest.mark.parametrize("operator", ["flash", "linear"])
 def test_torch_compile_sees_no_graph_break(operator):
+    function = {"flash": kernels.flash_relation, "linear": kernels.linear_relation}[operator]
+    differentiate = {"flash": exactness.differentiate, "linear": linear.differentiate}[operator]
+
     def layer(p1, *others):
-        y, *final = call(operator, 2 * p1, *others)
+        results = function(2 * p1, *others)
+        y, *final = results if isinstance(results, tuple) else (results,)
         return 2 * y.transpose(1, 2).flatten(2), *final
 
     compiled = torch.compile(layer, fullgraph=True)
     for length in (1000, 127):  # the second makes T dynamic
-        inputs = draw(operator, 3, (2, 8, length, 48))
-        place = 5 if operator == "linear" else 4
+        inputs = list(draw(operator, 3, (2, 8, length, 48)))
+        place = {"flash": 3, "linear": 5}[operator]  # of the gradient of Y
         inputs[place] = inputs[place].transpose(1, 2).flatten(2)
-        eager, fused = (run(operator, inputs, function) for function in (layer, compiled))
+        eager, fused = (differentiate(each, inputs) for each in (layer, compiled))
         for ours, theirs in zip(fused, eager, strict=True):
             truth = theirs.double()
-            assert_close(operator, ours, truth, truth, 1e-3)
+            exactness.assert_close(operator, ours, truth, truth, 1e-3)
 
 
 @pytest.mark.gpu
@@ -142,6 +134,6 @@ def test_memory_is_linear_in_length(operator, length):
 
     def peak(length: int) -> int:
         inputs = draw(operator, 4, (1, 2, length, 64))
-        return peak_bytes(lambda: run(operator, inputs))
+        return exactness.peak_bytes(lambda: run(operator, inputs))
 
     assert peak(2 * length) <= 2.01 * peak(length)
