@@ -204,17 +204,12 @@ def test_positions_of_one_row_are_those_of_all_beams():
     )
 
 
-def flattened(rows: list[Tensor]) -> dict[str, Tensor]:
-    """One row of documents, as transformers packs them: position_ids restart at each."""
-    collator = transformers.DataCollatorWithFlattening()
-    return collator([{"input_ids": row.tolist()} for row in rows])
-
-
 @each_layout
 def test_packed_documents_have_the_logits_of_documents_alone(variant):
     _, model = build(variant)
     rows = prompts()
-    given = flattened(rows)
+    collator = transformers.DataCollatorWithFlattening()
+    given = collator([{"input_ids": row.tolist()} for row in rows])  # positions restart at each
     n = given["input_ids"].shape[1]
     padded = {
         name: torch.nn.functional.pad(given[name], (2, 3)) for name in ("input_ids", "position_ids")

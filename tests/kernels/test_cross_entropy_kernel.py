@@ -11,15 +11,6 @@ from torch import Tensor
 IGNORED = -100
 
 
-def draw(vocabulary: int, dtype: torch.dtype, device: str) -> tuple[Tensor, Tensor]:
-    """Logits (17, V) about +-5, and targets, some ignored."""
-    generator = torch.Generator().manual_seed(vocabulary)
-    logits = 5 * torch.randn(17, vocabulary, generator=generator)
-    targets = torch.randint(vocabulary, (17,), generator=generator)
-    targets[::5], targets[1] = IGNORED, vocabulary - 1
-    return logits.to(device, dtype), targets.to(device)
-
-
 def plain(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32)).requires_grad_()
     nll = F.cross_entropy(wide, targets, ignore_index=IGNORED, reduction="none")
@@ -28,9 +19,13 @@ def plain(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def assert_exact(vocabulary: int, dtype: torch.dtype, device: str = "cpu") -> None:
+    """Of logits (17, V) about +-5 and targets of which some are ignored."""
     from relation.kernels.cross_entropy import cross_entropy
 
-    logits, targets = draw(vocabulary, dtype, device)
+    generator = torch.Generator().manual_seed(vocabulary)
+    logits = (5 * torch.randn(17, vocabulary, generator=generator)).to(device, dtype)
+    targets = torch.randint(vocabulary, (17,), generator=generator).to(device)
+    targets[::5], targets[1] = IGNORED, vocabulary - 1
     with poisoned_memory():
         ours = cross_entropy(logits, targets, IGNORED)
     truth, yardstick = plain(logits.double(), targets), plain(logits, targets)

@@ -5,7 +5,6 @@ kernels run in Triton's interpreter, in a process of their own; tests marked gpu
 """
 
 import math
-from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -292,42 +291,31 @@ def test_the_next_token_is_drawn_by_its_probability_on_a_gpu(V):
     check_embeds("cuda")
 
 
-def cases(dtype: torch.dtype) -> list[Callable[[], object]]:
-    """Every kernel as a model of width 64 launches it."""
-    history, linear = History(64, dtype), Linear(64, dtype)
-    x, weight = torch.zeros(2, 512), torch.zeros(2048, 512, dtype=dtype)
-    ids, one = torch.zeros(2, dtype=torch.int64), torch.ones(1, dtype=torch.float64)
-    counts = ids, ids.int(), ids.int()
-    project = partial(decoding.project, chained=True)
-    return [
-        lambda: history.token(True, True, True),
-        lambda: history.token(False, True, True),
-        lambda: linear.token(True),
-        lambda: project(x, weight, 1e-6),
-        lambda: project(x, weight, 1e-6, then="gate"),
-        lambda: project(x.to(dtype), weight, out=torch.zeros(2, 2048), then="add"),
-        *(
-            lambda n=n: project(x.repeat(1, n), weight.repeat(1, n), 1e-6, then="gate")
-            for n in (2, 8)  # at once, in steps
-        ),
-        lambda: project(x.repeat(1, 2), weight.repeat(2, 2), 1e-6),
-        lambda: decoding.draw(x, one, one.expand(3, 2).contiguous(), ids, chained=True),
-        lambda: decoding.draw(x, None, one.expand(1, 2).contiguous(), ids, counts, 3),
-    ]
-
-
 @pytest.mark.skipif(INTERPRETED, reason="nothing is compiled in the interpreter")
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90", "sm_120"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_every_kernel_compiles_without_spilling(dtype, architecture):
+    """As a model of width 64 launches it."""
     pytest.importorskip("triton")
     from fake_gpu import fake_gpu
     from machine_code import SHARED_MEMORY, faults_of, resources_of
 
+    history, linear = History(64, dtype), Linear(64, dtype)
+    x, weight = torch.zeros(2, 512), torch.zeros(2048, 512, dtype=dtype)
+    ids, one = torch.zeros(2, dtype=torch.int64), torch.ones(1, dtype=torch.float64)
+    project = partial(decoding.project, chained=True)
     with fake_gpu(architecture) as compiled:
-        for call in cases(dtype):
-            call()
-        decoding.embed(torch.zeros(2, dtype=torch.int64), torch.zeros(3, 64))
+        history.token(True, True, True)
+        history.token(False, True, True)
+        linear.token(True)
+        project(x, weight, 1e-6)
+        project(x.to(dtype), weight, out=torch.zeros(2, 2048), then="add")
+        for n in (1, 2, 8):  # at once, and in steps
+            project(x.repeat(1, n), weight.repeat(1, n), 1e-6, then="gate")
+        project(x.repeat(1, 2), weight.repeat(2, 2), 1e-6)
+        decoding.draw(x, one, one.expand(3, 2).contiguous(), ids, chained=True)
+        decoding.draw(x, None, one.expand(1, 2).contiguous(), ids, (ids, ids.int(), ids.int()), 3)
+        decoding.embed(ids, torch.zeros(3, 64))
     names = "piece", "token", "linear", "project", "draw", "embed"
     assert compiled.keys() == {f"{name}_kernel" for name in names}
     for kernels in compiled.values():

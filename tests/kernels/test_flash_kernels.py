@@ -11,13 +11,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from exactness import (
-    assert_dlam_exact,
-    assert_exact,
-    differentiate,
-    draw,
-    sharing,
-)
+from exactness import assert_dlam_exact, assert_exact, differentiate, draw, sharing
 from interpreter import INTERPRETED, TESTS, run_interpreted
 
 from relation import kernels
