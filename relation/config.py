@@ -358,7 +358,7 @@ _REPLACED = ("cross", "variations", "columns", "further_seeds", "batches")
 def _merge(base: Mapping, changes: Mapping) -> dict:
     merged = dict(base)
     if {"cross", "variations"} & set(changes):
-        merged = {name: value for name, value in merged.items() if name not in _REPLACED[:3]}
+        merged = {name: value for name, value in merged.items() if name not in _REPLACED[:4]}
     for name, value in changes.items():
         both = isinstance(value, Mapping) and isinstance(merged.get(name), Mapping)
         merged[name] = _merge(merged[name], value) if both and name not in _REPLACED else value

@@ -157,9 +157,8 @@ def test_pairs_beyond_the_matrix_are_trained_and_not_diagnosed(tmp_path) -> None
     assert campaign.measured(matrix).keys() == {"flow", "lengths"}
     assert not campaign.measured(further)
     assert "flow" not in campaign.measured(campaign.run("10M/nearest/no-count/42"))
-    assert not any(
-        run.further for run in mine(tmp_path, "base: books\nfurther_seeds: null").planned
-    )
+    for changed in "further_seeds: null", "variations: {own: {}}":
+        assert not any(run.further for run in mine(tmp_path, f"base: books\n{changed}").planned)
 
 
 @pytest.mark.parametrize(
