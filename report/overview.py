@@ -1,5 +1,6 @@
 """The first page: is Relation better, at which cost, and the results that decide."""
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -12,6 +13,7 @@ from report.claims import Judged
 from report.data import Setting, bits_per_character
 from report.evidence import VERDICTS, Evidence, axis
 from report.paper import SCALES
+from report.render import number
 
 # Cells of each scale that stand beside a difference: table and column.
 CONTEXT_CELLS = {"spared": ("main-results", "token_reduction")}
@@ -108,39 +110,38 @@ def losses(runs_of_settings: Sequence[pd.DataFrame]) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: (data.scale_order(row["scale"]), row["scale"]))
 
 
-def cost(cells: pd.DataFrame) -> str:
-    """Relation's throughput beside attention's and its further parameters, by scale.
+def cost(cells: pd.DataFrame) -> dict[str, dict[str, str]]:
+    """What a training step with FlashRelation costs beside attention: by quantity and scale.
 
-    Of the first setting that has them; "" for none.
+    Of the first setting that has it; a quantity that no scale has is left out.
     """
     key = ["table", "column", "row"]
-    measured = cells[(cells["status"] == "ok") & cells["row"].isin(SCALES)].drop_duplicates(key)
-    scales = measured["scale"].fillna(measured["row"])
-    measured = measured.assign(scale=scales).set_index(["column", "scale"])
+    cells = cells[(cells["status"] == "ok") & cells["row"].isin(SCALES)].drop_duplicates(key)
+    cells = cells.assign(scale=cells["scale"].fillna(cells["row"]))
+    values = cells.pivot(index="scale", columns=key[:2], values="value")
+    values = values.reindex(cells["scale"].unique())
+    others = cells.loc[cells["column"] == "peers.name", "text"].dropna().unique()
 
-    def phrase(values: pd.Series, form: str, unit: str) -> str:
-        numbers = ", ".join(format(value, form) for value in values)
-        return f"{numbers} {unit} at {', '.join(values.index)}"
+    def value(table: str, column: str) -> pd.Series:
+        return values.get((table, column), pd.Series(math.nan, values.index))
 
-    speeds, parts = measured[measured["table"] == "efficient-relation"], []
-    others = speeds["text"].reindex(["peers.name"], level="column").dropna().unique()
-    sides = {"matched.ratio": "FlashAttention", "peers.other_ratio": ", ".join(others)}
-    for column, name in (sides | {"fixed.speedup": "the materialised operator"}).items():
-        if column in speeds.index and (column != "peers.other_ratio" or len(others) == 1):
-            ratios = speeds.loc[column, "value"]
-            parts.append(phrase(ratios, ".2f", f"times the tokens/s of {name}"))
-    parts = [f"Training steps with FlashRelation: {'; '.join(parts)}."] if parts else []
-    for table, column, form, unit in (
-        ("app-prod-fr-fa", "allocated", ".3f", "times FlashAttention’s memory"),
-        ("app-configs", "params", ".0f", "more parameters"),
-    ):
-        arms = measured.loc[measured["table"] == table, "value"]
-        arms = arms.unstack("column").reindex(arms.index.unique("scale"))
-        if {f"{column}.full", f"{column}.mha"} <= set(arms):
-            full, mha = arms[f"{column}.full"], arms[f"{column}.mha"]
-            more = full / mha if column == "allocated" else full - mha
-            parts.append(phrase(more.dropna(), form, unit) + ".")
-    return " ".join(parts)
+    def sides(table: str, column: str) -> list[pd.Series]:
+        return [value(table, f"{column}.{variant}") for variant in PAIRED]
+
+    steps, other = "efficient-relation", others[0] if len(others) == 1 else "another attention"
+    memory, parameters = sides("app-prod-fr-fa", "allocated"), sides("app-configs", "params")
+    quantities = {
+        ("times the tokens/s of FlashAttention", ".2f"): value(steps, "matched.ratio"),
+        (f"times the tokens/s of {other}", ".2f"): value(steps, "peers.other_ratio"),
+        ("times the tokens/s of the materialised operator", ".2f"): value(steps, "fixed.speedup"),
+        ("times the memory of FlashAttention", ".3f"): memory[1] / memory[0],
+        ("more parameters", ".0f"): parameters[1] - parameters[0],
+    }
+    table = pd.DataFrame(quantities).dropna(how="all").dropna(axis="columns", how="all")
+    return {
+        name: {scale: number(x, form) for scale, x in by_scale.items()}
+        for (name, form), by_scale in table.items()
+    }
 
 
 def tally(judged: Sequence[Judged]) -> list[tuple[str, int, int]]:
