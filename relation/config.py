@@ -302,7 +302,7 @@ class Choice(Section):
     corpus: StrictStr | None = key("File, folder or OWNER/NAME@REVISION of the hub, read instead")
     published: Switch = key("Whether runs in results/published count as done")
     vary: StrictStr | None = key('A one-off, "learning_rate=2e-2": the first chosen variation so')
-    runs_per_gpu: Literal[1, 2, 4, 5] | None = key("Runs that share a GPU; null: one")
+    runs_per_gpu: Literal[1, 2, 3, 4, 5, 6] | None = key("Runs that share a GPU; null: one")
 
 
 class _Loader(yaml.SafeLoader):

@@ -40,7 +40,7 @@ def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
     return tensor.to(device)
 
 
-_SHARES = 20  # of a GPU, a lock each: divisible by 1, 2, 4 and 5 runs
+_SHARES = 60  # of a GPU, a lock each: divisible by 1 to 6 runs
 
 
 def _lock(name: str) -> FileLock:

@@ -32,7 +32,7 @@ def test_a_gpu_belongs_to_one_job_or_to_as_many_as_share_it(gpus) -> None:
             pass
     with machine.gpu_lock(2) as both, pytest.raises(TimeoutError), machine.gpu_lock():
         assert both == [0, 1]
-    with machine.gpu_lock(runs_per_gpu=2) as first, machine.gpu_lock(runs_per_gpu=2) as second:
+    with machine.gpu_lock(runs_per_gpu=3) as first, machine.gpu_lock(runs_per_gpu=3) as second:
         assert first == second == [0], "the first GPU is filled first"
         with pytest.raises(TimeoutError), machine.gpu_lock(2):
             pass
