@@ -20,7 +20,7 @@ from relation.errors import InputError
 def torch_device(name: str) -> torch.device:
     """The device "cpu" or "cuda". Raises InputError for a GPU where PyTorch sees none."""
     if name != "cpu" and not torch.cuda.is_available():
-        raise InputError("this campaign runs on a CUDA GPU and PyTorch sees none here")
+        raise InputError("a CUDA GPU is needed here, and PyTorch sees none")
     return torch.device(name)
 
 
