@@ -22,6 +22,12 @@ try:
     CAMPAIGN = load(config)
     # What is to be made, by path, with its hash: all but what results/published has.
     FILES = CAMPAIGN.files()
+    # The corpora that are prepared as planned. Here a damaged record is refused in one line.
+    READY = [
+        name
+        for name, data in CAMPAIGN.data.items()
+        if records.is_made(CAMPAIGN.folder / "data" / name / "data.parquet", data.hash)
+    ]
 except InputError as error:
     sys.exit(f"error: {error}")
 FOLDER = CAMPAIGN.folder.as_posix()

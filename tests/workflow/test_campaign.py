@@ -68,6 +68,9 @@ def test_a_copied_or_touched_folder_and_edited_code_make_nothing_again(copy: Pat
     shutil.rmtree(copy / ".snakemake")
     (copy / "results/tiny/data/sample-300/data.parquet").touch()
     assert not {"train", "prepare", "bench", "recall", "check"} & planned_jobs(copy, *TINY).keys()
+    (copy / "results/tiny/data/sample-300/data.parquet").write_text("damaged")
+    *_, line = snakemake(copy, "--dry-run", *TINY, check=False).stdout.strip().splitlines()
+    assert line.startswith("error: results/tiny/data/sample-300/data.parquet is damaged")
 
 
 def test_a_changed_learning_rate_trains_its_own_runs_again(copy: Path) -> None:
