@@ -145,7 +145,6 @@ class Matrix:
             "betas": tuple(o["betas"]),
             "learning_rate": o["learning_rate"] * o["learning_rate_factor"],
             "document_mask": None if o.get("document_mask") == "none" else o.get("document_mask"),
-            "flow_window": data.largest_context,
             "flow_length": min(o["flow_length"], o["context"]),
             "rank_length": min(o["rank_length"], o["context"]),
         }
@@ -169,6 +168,7 @@ class Matrix:
             for variant in PAIRED if section.variants is None else section.variants:
                 o = self.options(scale, variant)
                 readers.setdefault((o["corpus"], o["vocabulary"]), []).append(o)
+        windows = {names: max(o["context"] for o in options) for names, options in readers.items()}
         for variation, changes in self.variations.items():
             scales = changes.get("scales", self.section.scales)
             for scale in (name for name in self.section.scales if name in scales):
@@ -178,7 +178,9 @@ class Matrix:
                 further = [] if "seeds" in changes else [s for s in further if s not in seeds]
                 for variant in PAIRED if variants is None else variants:
                     o = self.options(scale, variant, changes)
-                    readers.setdefault((o["corpus"], o["vocabulary"]), []).append(o)
+                    names = o["corpus"], o["vocabulary"]
+                    o["flow_window"] = max(o["context"], windows.get(names, 0))
+                    readers.setdefault(names, []).append(o)
                     for seed in (*seeds, *(further if variant in PAIRED else ())):
                         planned[scale, variation, variant, seed] = (o, seed in further)
         data = {names: self.data(*names, options) for names, options in readers.items()}

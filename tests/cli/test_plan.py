@@ -133,6 +133,9 @@ def test_a_one_off_is_for_the_chosen_scales_and_its_numbers_are_of_their_keys_ty
     assert {run.scale for run in campaign.planned if "micro" in run.variation} == {"10M"}
     whole, real = (load(vary=f"weight_decay={each}").runs[-1] for each in ("1", "1.0"))
     assert whole.hash == real.hash
+    longer, run = load(scales="10M-mini", vary="context=256 micro=2"), "10M-mini/base/full/42"
+    assert longer.runs[-1].flow_window == 256
+    assert longer.run(run).flow_hash == load().run(run).flow_hash, "no other run is concerned"
 
 
 def test_choices_restrict_runs_and_benchmarks() -> None:
