@@ -71,8 +71,8 @@ class Setting:
 class Campaign:
     """One campaign, restricted as config.yaml chooses.
 
-    planned: every run of the whole campaign; runs: those that are chosen; variations: the options
-    that each changes; columns: of the report; settings: what `load` makes this of again.
+    planned: every run of the whole campaign; trained: their variants; runs: those that are chosen;
+    variations: the options of each; columns: of the report; settings: what `load` takes.
     """
 
     def __init__(self, choice: Choice, choices: Mapping, values: Mapping):
@@ -108,26 +108,22 @@ class Campaign:
         if choice.vary and (same := equals.get(varied)):
             raise InputError(f"vary={choice.vary} changes no run: its runs are variation {same}'s")
 
-        # What is chosen of it. Linear Relation is benchmarked although no scale trains it.
+        # What is chosen of it. Some variants are only benchmarked, or only recall.
         seeds = _chosen("seeds", choice.seeds, (run.seed for run in self.planned), name)
-        trained = {run.variant for run in self.planned}
-        offered = [variant for variant in VARIANTS if variant in trained]
-        unlisted = () if "linear" in trained else ("linear",)
-        variants = _chosen("variants", choice.variants, offered, name, unlisted)
+        benches, recall = list(bench_jobs(matrix)), list(recall_jobs(matrix))
+        trained = self.trained = dict.fromkeys(run.variant for run in self.planned)
+        benched = {side.variant for bench in benches for side in bench.sides}
+        made = trained.keys() | benched | {job.mixer for job in recall}
+        variants = _chosen("variants", choice.variants, (v for v in VARIANTS if v in made), name)
 
-        def chosen_jobs(jobs: Iterable) -> Iterable:
+        def here(jobs: Iterable) -> Iterable:
             return (job for job in jobs if job.variation in chosen and job.scale in scales)
 
-        runs = chosen_jobs(self.planned)
-        self.runs = [run for run in runs if run.variant in variants and run.seed in seeds]
-        if not self.runs:
-            raise InputError(
-                f"campaign {name} has no run left under these choices; see config.yaml"
-            )
-        benches = chosen_jobs(bench_jobs(matrix))
-        self.benchmarks = [b for b in benches if any(s.variant in variants for s in b.sides)]
-        every = not choice.variants
-        self.recall = [job for job in recall_jobs(matrix) if every or job.mixer in variants]
+        self.runs = [r for r in here(self.planned) if r.variant in variants and r.seed in seeds]
+        self.benchmarks = [b for b in here(benches) if any(s.variant in variants for s in b.sides)]
+        if not self.runs and not (self.benchmarks and trained.keys().isdisjoint(variants)):
+            raise InputError(f"campaign {name} has no run left by these choices; see config.yaml")
+        self.recall = [job for job in recall if job.mixer in variants]
         self.check = check_job(matrix)
 
         # The report's columns: those that the campaign names, or the variations that are chosen.
@@ -294,17 +290,17 @@ def _one_off(text: str) -> tuple[str, dict]:
     return re.sub(r"[^0-9A-Za-z._=+-]", "_", "+".join(text.split())), changes
 
 
-def _chosen(key: str, choice: Any, offered: Iterable, campaign: str, unlisted: tuple = ()) -> list:
+def _chosen(key: str, choice: Any, offered: Iterable, campaign: str) -> list:
     """What a choice of config.yaml leaves of what is offered. InputError for anything else."""
     offered = list(dict.fromkeys(offered))
     if choice is None:
-        return [*offered, *unlisted]
-    items = choice.split(",") if isinstance(choice, str) else choice
-    names = {str(item).strip() for item in (items if isinstance(items, list) else [items])}
-    for item in sorted(names - set(map(str, unlisted))):
+        return offered
+    items = choice if isinstance(choice, list) else str(choice).split(",")
+    names = {str(item).strip() for item in items}
+    for item in sorted(names):
         problem = f"{key}={item}: campaign {campaign} has no such {key[:-1]}"
         check_among(item, list(map(str, offered)), problem)
-    return [item for item in (*offered, *unlisted) if str(item) in names]
+    return [item for item in offered if str(item) in names]
 
 
 def load(config: Path | Mapping = CONFIG, **overrides: Any) -> Campaign:

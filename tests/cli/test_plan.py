@@ -145,6 +145,8 @@ def test_choices_restrict_runs_and_benchmarks() -> None:
     assert {bench.scale for bench in campaign.benchmarks} == {"10M-mini"}
     assert {each.mixer for each in campaign.recall} == {"full"}
     assert len(campaign.planned) == len(load().planned) > 36
+    benched = plan.load({"campaign": "tiny", "variants": "mha-gate"})  # which no scale trains
+    assert not benched.runs and [bench.benchmark for bench in benched.benchmarks] == ["matched"]
 
 
 @pytest.mark.parametrize("scale", ["10M", "30M", "100M", "100M28pc"])
