@@ -9,14 +9,14 @@ a variation; in each, `overrides` set what single variants differ in.
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
+from collections.abc import Mapping
 from functools import reduce
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -26,9 +26,8 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
 
-from relation.errors import InputError
+from relation.errors import InputError, check_among
 from relation.variants import VARIANTS, ModelConfig
 
 PROJECT = Path(__file__).resolve().parents[1]
@@ -56,9 +55,12 @@ def hash_of(value: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _nearest(name: str, names: Sequence[str]) -> str:
-    near = get_close_matches(name, names, 1)
-    return f"did you mean {near[0]!r}?" if near else f"choose among {', '.join(names)}"
+def _known(name: str, info: Any) -> str:
+    check_among(name, info.context.get("scales", [name]), f"there is no scale {name!r}")
+    return name
+
+
+ScaleName = Annotated[Name, AfterValidator(_known)]
 
 
 def key(description: str, **bounds: Any) -> Any:
@@ -66,8 +68,13 @@ def key(description: str, **bounds: Any) -> Any:
     return Field(default=None, description=description, **bounds)
 
 
+def need(description: str, **bounds: Any) -> Any:
+    """A key that a base may give, and that may not be missing once bases are merged."""
+    return Field(description=description, **bounds)
+
+
 class Section(BaseModel):
-    """A mapping of the configuration. Every key may be left out: a base may give it."""
+    """A mapping of the configuration. A file may leave out every key: a base may give it."""
 
     model_config = ConfigDict(allow_inf_nan=False, frozen=True)
 
@@ -75,12 +82,13 @@ class Section(BaseModel):
     @classmethod
     def _reject_unknown(cls, values: Any) -> Any:
         """Refuse an unknown key, with the nearest known one."""
-        names = list(cls.model_fields)
+        of_model = (
+            ModelConfig.__dataclass_fields__.keys() - cls.model_fields.keys() - {"vocab_size"}
+        )
         for name in values if isinstance(values, Mapping) else ():
-            if name not in names:
-                of_model = name in ModelConfig.__dataclass_fields__.keys() - {"vocab_size"}
-                hint = _OF_MODEL if of_model else _nearest(str(name), names)
-                raise PydanticCustomError("unknown", f"unknown key {str(name)!r}; {hint}")
+            if name in of_model:
+                raise InputError(f"unknown key {name!r}; {_OF_MODEL}")
+            check_among(name, cls.model_fields, f"unknown key {str(name)!r}")
         return values
 
     def as_dict(self) -> dict[str, Any]:
@@ -149,7 +157,7 @@ class Options(Section):
 class Stream(Section):
     """A data set of the Hugging Face hub, or a local folder of the same form."""
 
-    path: StrictStr = key("Name on the hub, or a local folder")
+    path: StrictStr = need("Name on the hub, or a local folder")
     name: StrictStr | None = key("Configuration of the data set")
     revision: StrictStr | None = key("Commit of the hub that is read; a local folder has none")
     column: StrictStr = key("Column that holds the text; left out: text")
@@ -186,7 +194,7 @@ class Variation(Options):
     """A named change of options, and whom it is for."""
 
     title: StrictStr = key("What the report calls it; left out: its name")
-    scales: list[Name] = key("For these scales alone")
+    scales: list[ScaleName] = key("For these scales alone")
     variants: list[Variant] = key("These variants, in place of each scale's")
     seeds: list[Seed] = key("These seeds, in place of the campaign's and its further ones")
     overrides: dict[Variant, Options] = key("What single variants change of the variation")
@@ -195,18 +203,18 @@ class Variation(Options):
 class Column(Section):
     """A setting: a column of the report."""
 
-    variation: Name = key("Which variation")
-    scales: list[Name] | None = key("At which scales; null: all")
+    variation: Name = need("Which variation")
+    scales: list[ScaleName] | None = key("At which scales; null: all")
     title: StrictStr = key("Its heading; left out: the variation's title")
 
 
 class Length(Section):
     """Texts longer than a model was trained on, beyond the paper."""
 
-    scales: list[Name] | None = key("Scales whose checkpoints are measured; null: all")
-    variants: list[Variant] = key("Variants whose checkpoints are measured")
-    windows: Count = key("How many windows of validation text are read, and how many long ones")
-    contexts: Count = key("Training contexts of a long window, halved until a document is so long")
+    scales: list[ScaleName] | None = key("Scales whose checkpoints are measured; null: all")
+    variants: list[Variant] = need("Variants whose checkpoints are measured")
+    windows: Count = need("How many windows of validation text are read, and how many long ones")
+    contexts: Count = need("Training contexts of a long window, halved until a document is so long")
 
     def hash(self, run: Any) -> str:
         """The hash of the measurement of one run's checkpoint."""
@@ -217,7 +225,7 @@ class Batches(Section):
     """A benchmark whose batch is fixed by scale."""
 
     context: Count = key("T; left out: the scale's own")
-    batches: dict[Name, Counts] = key("[micro, accumulation] by scale")
+    batches: dict[ScaleName, Counts] = need("[micro, accumulation] by scale")
     peers: list[MhaBackend] = key("Further backends of MHA beside the pair")
     variants: list[Variant] = key("Further variants beside the pair, each by its own backends")
 
@@ -225,19 +233,19 @@ class Batches(Section):
 class Sweep(Section):
     """A benchmark over contexts at one scale."""
 
-    scale: Name = key("Whose geometry")
-    contexts: Annotated[list[Count], Field(min_length=2)] = key("Contexts T, each a side")
+    scale: ScaleName = need("Whose geometry")
+    contexts: Annotated[list[Count], Field(min_length=2)] = need("Contexts T, each a side")
     rows: list[Count] = key("Rows of a decoded batch, each at every context")
 
 
 class Systems(Section):
     """The systems benchmarks (Appendix F)."""
 
-    warmup_updates: Annotated[StrictInt, Field(ge=0)] = key("Updates before the first timed one")
-    rounds: Count = key("How often each side of a comparison is measured, in turn")
-    measured_updates: Count = key("Complete updates timed in a round")
-    baseline: Backends = key("Backend of MHA in the comparisons")
-    flash: FullBackend = key("The backend measured as FlashRelation")
+    warmup_updates: Annotated[StrictInt, Field(ge=0)] = need("Updates before the first timed one")
+    rounds: Count = need("How often each side of a comparison is measured, in turn")
+    measured_updates: Count = need("Complete updates timed in a round")
+    baseline: Backends = need("Backend of MHA in the comparisons")
+    flash: FullBackend = need("The backend measured as FlashRelation")
     fixed: Batches | None = key("FlashRelation beside the reference at one context")
     matched: Batches | None = key("MHA and Full Relation at the scale's own context")
     linear_steady: Batches | None = key("Linear Relation at one context")
@@ -249,21 +257,21 @@ class Systems(Section):
 class RecallSection(Section):
     """Multi-query associative recall (Arora et al. 2023), two layers of each mixer."""
 
-    mixers: list[Mixer] = key("What recalls")
-    widths: Annotated[list[Count], Field(min_length=1)] = key("Widths d of the models")
-    heads: Count = key("Heads of every model; two are the fewest that Givens mixing pairs")
-    vocabulary: Annotated[StrictInt, Field(ge=4, le=65536, multiple_of=2)] = key(
+    mixers: list[Mixer] = need("What recalls")
+    widths: Annotated[list[Count], Field(min_length=1)] = need("Widths d of the models")
+    heads: Count = need("Heads of every model; two are the fewest that Givens mixing pairs")
+    vocabulary: Annotated[StrictInt, Field(ge=4, le=65536, multiple_of=2)] = need(
         "V: 0 fills, keys are 1 to V/2 - 1, values V/2 to V - 1"
     )
-    tasks: Annotated[list[Counts], Field(min_length=1)] = key("[length, pairs] of each task")
-    gap_power: Positive = key("Slots of queries are drawn with weights s^(power - 1); 1: uniform")
-    learning_rates: Annotated[list[Positive], Field(min_length=1)] = key("Tried on the first seed")
-    seeds: Annotated[list[Seed], Field(min_length=1)] = key("Seeds of weights and sequences")
-    updates: Count = key("Updates of a training")
-    warmup_updates: Count = key("Updates over which the rate rises from zero")
-    sequences: Count = key("Sequences of each task in an update")
-    tested: Count = key("Sequences of each task that a rate is chosen on, and that results count")
-    adam_eps: Positive = key("Epsilon of AdamW: a key is seen seldom, so a large one outweighs it")
+    tasks: Annotated[list[Counts], Field(min_length=1)] = need("[length, pairs] of each task")
+    gap_power: Positive = need("Slots of queries are drawn with weights s^(power - 1); 1: uniform")
+    learning_rates: Annotated[list[Positive], Field(min_length=1)] = need("Tried on the first seed")
+    seeds: Annotated[list[Seed], Field(min_length=1)] = need("Seeds of weights and sequences")
+    updates: Count = need("Updates of a training")
+    warmup_updates: Count = need("Updates over which the rate rises from zero")
+    sequences: Count = need("Sequences of each task in an update")
+    tested: Count = need("Sequences of each task that a rate is chosen on, and that results count")
+    adam_eps: Positive = need("Epsilon of AdamW: a key is seen seldom, so a large one outweighs it")
 
 
 class CampaignSection(Options):
@@ -274,7 +282,7 @@ class CampaignSection(Options):
     description: StrictStr = key("What it trains, in a sentence")
     notice: StrictStr = key("What its values may be compared with; may be empty")
     seeds: Annotated[list[Seed], Field(min_length=1)] = key("Seeds of every run of the matrix")
-    further_seeds: dict[Name, list[Seed]] | None = key(
+    further_seeds: dict[ScaleName, list[Seed]] | None = key(
         "By scale, seeds of further pairs, not diagnosed; null: none"
     )
     corpora: dict[Name, Corpus | None] = key("Texts, by name")
@@ -294,7 +302,7 @@ class CampaignSection(Options):
 class Choice(Section):
     """config.yaml, and what `--config KEY=VALUE` of Snakemake replaces of it."""
 
-    campaign: StrictStr = key("Which campaign of config/ to run")
+    campaign: StrictStr = need("Which campaign of config/ to run")
     scales: Restriction = key("null: all; or one, or several separated by commas")
     variations: Restriction = key("The same of variations")
     variants: Restriction = key("The same of variants")
@@ -356,9 +364,8 @@ _REPLACED = ("cross", "variations", "columns", "further_seeds", "batches")
 
 
 def _merge(base: Mapping, changes: Mapping) -> dict:
-    merged = dict(base)
-    if {"cross", "variations"} & set(changes):
-        merged = {name: value for name, value in merged.items() if name not in _REPLACED[:4]}
+    dropped = _REPLACED[:4] if {"cross", "variations"} & set(changes) else ()
+    merged = {name: value for name, value in base.items() if name not in dropped}
     for name, value in changes.items():
         both = isinstance(value, Mapping) and isinstance(merged.get(name), Mapping)
         merged[name] = _merge(merged[name], value) if both and name not in _REPLACED else value
@@ -374,12 +381,11 @@ def campaign_values(name: str, folder: Path) -> dict:
     names, values = [name], []
     while names[-1] is not None:
         path = folder / f"{names[-1]}.yaml"
-        if not path.is_file():
-            hint = _nearest(str(names[-1]), sorted(p.stem for p in folder.glob("*.yaml")))
-            base_of = f" (base of {names[-2]})" if len(names) > 1 else ""
-            raise InputError(f"unknown campaign {names[-1]!r}{base_of}; {hint}")
+        base_of = f" (base of {names[-2]})" if len(names) > 1 else ""
+        campaigns = sorted(file.stem for file in folder.glob("*.yaml"))
+        check_among(names[-1], campaigns, f"unknown campaign {names[-1]!r}{base_of}")
         content = read(path)
-        validated(CampaignSection, content, path.name)
+        validated(CampaignSection, content, path.name, skip="missing")
         values.append(content)
         base = content.get("base")
         if base in names:
@@ -389,26 +395,33 @@ def campaign_values(name: str, folder: Path) -> dict:
     merged.pop("base", None)
     for section in ("scales", "corpora"):
         merged[section] = {k: v for k, v in merged.get(section, {}).items() if v is not None}
+    # What a base says of a scale that is dropped is void; what the campaign's own file says is not.
+    validated(CampaignSection, values[0], f"{name}.yaml", skip="missing", scales=merged["scales"])
     return merged
 
 
-def validated(section: type[Section], values: Mapping, where: str) -> Any:
+def validated(section: type[Section], values: Mapping, where: str, **context: Any) -> Any:
     """Values as their type. Raises InputError with the place and reason of one violation.
 
-    An unknown key is named before anything else.
+    An unknown name comes before anything else. context: `scales`, those that the values may name;
+    skip="missing", as a base can give what is missing; then None is returned.
     """
     try:
-        return section.model_validate(values)
+        return section.model_validate(values, context=context)
     except ValidationError as refused:
-        errors = refused.errors(include_url=False)
-    error = min(errors, key=lambda error: (error["type"] != "unknown", len(error["loc"])))
+        errors = [error for error in refused.errors() if error["type"] != context.get("skip")]
+    if not errors:
+        return None
+    error = min(errors, key=lambda error: (error["type"] != "value_error", len(error["loc"])))
     place, inside = [], values
     for part in error["loc"]:  # pydantic's location also names types and alternatives
         if isinstance(part, int) or (isinstance(inside, Mapping) and part in inside):
             inside = inside[part]
             place.append(str(part))
     value = "this" if isinstance(error["input"], Mapping) else repr(error["input"])[:80]
-    reason = error["msg"].replace("Input", value, 1).splitlines()[0]
+    reason = error["msg"].removeprefix("Value error, ").replace("Input", value, 1).splitlines()[0]
+    if error["type"] == "missing":
+        reason = f"the key {error['loc'][-1]!r} is missing; give it"
     raise InputError(f"{where}: {'.'.join(place) or 'top level'}: {reason}")
 
 

@@ -5,6 +5,7 @@ a traceback and exits with status 2.
 """
 
 from collections.abc import Collection
+from difflib import get_close_matches
 from typing import Any
 
 
@@ -17,9 +18,12 @@ class InputError(RelationError, ValueError):
 
 
 def check_among(name: Any, choices: Collection, problem: str) -> None:
-    """Raise InputError, with the problem and the choices, unless `name` is one of them."""
+    """Raise InputError, with the nearest choice or all, unless `name` is one of them."""
     if name not in choices:
-        raise InputError(f"{problem}; choose among {', '.join(map(str, choices)) or 'none'}")
+        names = list(map(str, choices)) or ["none"]
+        near = get_close_matches(str(name), names, 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"choose among {', '.join(names)}"
+        raise InputError(f"{problem}; {hint}")
 
 
 class RunError(RelationError, RuntimeError):

@@ -76,20 +76,18 @@ class Matrix:
 
     def data(self, corpus: str, vocabulary: int, readers: list[dict]) -> Data:
         """A prepared corpus; readers: the options of the runs that read it."""
-        corpora = self.section.corpora or {}
-        check_among(corpus, corpora, f"config/{self.name}.yaml: there is no corpus {corpus!r}")
+        corpora, place = self.section.corpora, f"config/{self.name}.yaml"
+        check_among(corpus, corpora, f"{place}: there is no corpus {corpus!r}")
         values = {"title": corpus, **corpora[corpus].as_dict()}
         streams, path = values.pop("streams", None), values.pop("path", None)
+        if path is None and streams is None:
+            raise InputError(f"{place}: corpora.{corpus} has no path and no streams; give one")
         for stream in streams or ():
             if stream.get("revision") is None and not Path(stream["path"]).exists():
-                raise InputError(
-                    f"config/{self.name}.yaml: corpora.{corpus}.streams: {stream['path']} of the "
-                    "hub may change; give its commit as revision"
-                )
+                raise InputError(f"{place}: corpora.{corpus}: give {stream['path']} its revision")
         if self.corpus is not None:
             path, streams = _path_or_streams(self.corpus)
-            title = (path or Path(streams[0]["path"])).name
-            values |= {"title": title, "fingerprint": None}
+            values |= {"title": (path or Path(streams[0]["path"])).name, "fingerprint": None}
             if path is not None and path.is_file() and path.suffix == ".txt":
                 values["validation_modulus"] = None
         elif path is not None:
@@ -130,15 +128,11 @@ class Matrix:
         tokens = o["micro"] * o["accumulation"] * o["context"]
         if tokens != o["tokens_per_update"]:
             raise InputError(
-                f"{where}: micro {o['micro']} x accumulation {o['accumulation']} x context "
-                f"{o['context']} is {tokens} tokens an update, and tokens_per_update is "
-                f"{o['tokens_per_update']}; make them equal"
+                f"{where}: micro x accumulation x context is {tokens} tokens an update, and "
+                f"tokens_per_update is {o['tokens_per_update']}; make them equal"
             )
         if o["warmup_tokens"] > o["plateau_fraction"] * o["budget_tokens"]:
-            raise InputError(
-                f"{where}: warmup_tokens {o['warmup_tokens']} reach beyond the plateau of a budget "
-                f"of {o['budget_tokens']} tokens; lower them"
-            )
+            raise InputError(f"{where}: warmup_tokens reach beyond the plateau; lower them")
         _check_backends(where, variant, o)
         options = {field.name: o[field.name] for field in fields(Run) if field.name in o}
         options |= {
@@ -237,9 +231,7 @@ def _check_backends(where: str, variant: str, o: Mapping) -> None:
     for letter in dict.fromkeys(VARIANTS[variant].pattern):
         used = (MIXERS[letter], o["backends"].get(MIXERS[letter]))
         if o.get("document_mask") == "documents" and used == ("mha", "cudnn"):
-            raise InputError(
-                f"{where}: backend cudnn of mha cannot keep documents apart; name flash"
-            )
+            raise InputError(f"{where}: mha's cudnn cannot keep documents apart; name flash")
         on_gpu = used in _GPU_ALONE and not (interpreted and used[1] == "flash")
         if o["device"] == "cpu" and on_gpu:
             raise InputError(f"{where}: backend {used[1]} of {used[0]} needs a GPU; name another")
@@ -294,10 +286,8 @@ def bench_jobs(matrix: Matrix) -> Iterator[Bench]:
     systems = matrix.section.systems
     for name in _BENCHMARKS if systems else ():
         section = getattr(systems, name)
-        scales = () if section is None else getattr(section, "batches", None) or [section.scale]
-        for scale in scales:
-            where = f"config/{matrix.name}.yaml: systems.{name}"
-            check_among(scale, matrix.section.scales, f"{where} names scale {scale!r}")
+        scales = getattr(section, "batches", [getattr(section, "scale", None)])
+        for scale in (scale for scale in scales if scale in matrix.section.scales):
             o = matrix.at(scale)
             yield Bench(
                 **matrix.job(o),
@@ -311,16 +301,15 @@ def bench_jobs(matrix: Matrix) -> Iterator[Bench]:
 
 def recall_jobs(matrix: Matrix) -> Iterator[Recall]:
     """Associative recall of every mixer. Raises InputError for sequences that cannot be."""
-    section = matrix.section.recall
-    if section is None:
+    section, scale = matrix.section.recall, next(iter(matrix.section.scales), None)
+    if section is None or scale is None:
         return
-    where, scale = f"config/{matrix.name}.yaml: recall", next(iter(matrix.section.scales))
+    where = f"config/{matrix.name}.yaml: recall"
     for length, pairs in section.tasks:
         if length % 2 or length < 4 * pairs or pairs >= section.vocabulary // 2:
             raise InputError(
-                f"{where}.tasks: {pairs} pairs need an even length of at least {4 * pairs} and "
-                f"a vocabulary of at least {2 * pairs + 2}; {length} and {section.vocabulary} "
-                "are given"
+                f"{where}.tasks: {pairs} pairs need an even length of at least {4 * pairs}, not "
+                f"{length}, and a vocabulary of at least {2 * pairs + 2}, not {section.vocabulary}"
             )
     names = {field.name for field in fields(Recall)}
     options = {name: value for name, value in section.as_dict().items() if name in names}

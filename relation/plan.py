@@ -94,11 +94,11 @@ class Campaign:
         self.length = section.length
 
         # Variations, the one-off among them, and every run of the whole campaign.
-        variations = self.variations = _variations(values, name)
+        variations = self.variations = _variations(values)
         chosen = _chosen("variations", choice.variations, variations, name)
         scales = self.scales = _chosen("scales", choice.scales, section.scales, name)
         if choice.vary:
-            varied, changes = _one_off(choice.vary)
+            varied, changes = _one_off(choice.vary, section.scales)
             base = variations[chosen[0]]
             base_scales = [scale for scale in scales if scale in base.get("scales", scales)]
             variations[varied] = {**base, "title": varied, "scales": base_scales, **changes}
@@ -137,7 +137,9 @@ class Campaign:
 
     def _setting(self, variation: str, **options: Any) -> Setting:
         """A column of the report; options: what the campaign says of it."""
-        values = {"title": self.variations.get(variation, {}).get("title", ""), **options}
+        problem = f"config/{self.name}.yaml: columns: there is no variation {variation!r}"
+        check_among(variation, self.variations, problem)
+        values = {"title": self.variations[variation].get("title", ""), **options}
         scales = values.pop("scales", None)
         scales = scales and tuple(scales)
         return Setting(self.name, variation, scales, anew=not self.published, **values)
@@ -225,8 +227,7 @@ class Campaign:
     def _first(self, jobs: Iterable, asked: str) -> Any:
         for job in jobs:
             return job
-        hint = "`python -m relation plan --runs` lists what it has"
-        raise InputError(f"campaign {self.name} has no {asked}; {hint}")
+        raise InputError(f"campaign {self.name} has no {asked}; `plan --runs` lists its runs")
 
     def gpu_jobs(self) -> int:
         """How many jobs run at once on this machine's GPUs; 1 on a CPU, where cores count."""
@@ -261,7 +262,7 @@ class Campaign:
         return {} if run.further else hashes
 
 
-def _variations(values: Mapping, name: str) -> dict[str, dict]:
+def _variations(values: Mapping) -> dict[str, dict]:
     """The variations of a campaign by name: combined ones first, then those that are listed."""
     variations: dict[str, dict] = {}
     for parts in product(*(mapping.items() for mapping in values.get("cross", ()))):
@@ -271,14 +272,10 @@ def _variations(values: Mapping, name: str) -> dict[str, dict]:
                 joined |= change
     for key, change in values.get("variations", {}).items():
         variations[key] = {**variations.get(key, {}), **change}
-    for key, change in variations.items():
-        for scale in change.get("scales", ()):
-            where = f"config/{name}.yaml: variations.{key}.scales"
-            check_among(scale, values["scales"], f"{where} names {scale!r}")
     return variations or {UNCHANGED: {}}
 
 
-def _one_off(text: str) -> tuple[str, dict]:
+def _one_off(text: str, scales: Collection) -> tuple[str, dict]:
     """A one-off variation, "learning_rate=2e-2 layers=4": its name and its changes."""
     changes = {}
     for part in text.split():
@@ -286,7 +283,7 @@ def _one_off(text: str) -> tuple[str, dict]:
         if not equals:
             raise InputError(f"vary={text}: {part!r} is no KEY=VALUE; see config.yaml")
         changes[key] = parsed(value)
-    changes = validated(Variation, changes, "vary").as_dict()
+    changes = validated(Variation, changes, "vary", scales=scales).as_dict()
     return re.sub(r"[^0-9A-Za-z._=+-]", "_", "+".join(text.split())), changes
 
 
@@ -310,24 +307,23 @@ def load(config: Path | Mapping = CONFIG, **overrides: Any) -> Campaign:
     replace the configuration's where they are not None. Raises InputError with the place of what
     cannot be.
     """
-    where = config.name if isinstance(config, Path) else "config"
     folder = (config if isinstance(config, Path) else CONFIG).parent / "config"
     raw = read(config) if isinstance(config, Path) else dict(config)
     values = raw.pop("settings", None)
-    raw |= {name: value for name, value in overrides.items() if value is not None}
-    raw = {name: value for name, value in raw.items() if value is not None}
-    choice: Choice = validated(Choice, raw, where)
-    if not choice.campaign:
-        raise InputError(f"{where}: no campaign is chosen; give campaign=NAME")
+    raw = {n: value for n, value in (*raw.items(), *overrides.items()) if value is not None}
+    choice: Choice = validated(Choice, raw, config.name if isinstance(config, Path) else "config")
     if values is not None:
         return Campaign(choice, raw, values)
     campaign = Campaign(choice, raw, campaign_values(choice.campaign, folder))
     # A base's texts may go unread; what the campaign's own file gives is meant to be read.
+    own, file = read(folder / f"{choice.campaign}.yaml"), f"config/{choice.campaign}.yaml"
+    for variant in own.get("diagnosed", ()):
+        check_among(variant, campaign.trained, f"{file}: diagnosed: no scale trains {variant}")
     used = dict.fromkeys(data.corpus for data in campaign.data.values())
-    for name, corpus in read(folder / f"{choice.campaign}.yaml").get("corpora", {}).items():
+    for name, corpus in own.get("corpora", {}).items():
         if corpus is not None and name not in used:
             raise InputError(
-                f"config/{choice.campaign}.yaml: corpora.{name}: no scale reads it; they read "
-                f"{', '.join(used)}; give a variation `corpus: {name}`"
+                f"{file}: corpora.{name}: no scale reads it; they read {', '.join(used)}; "
+                f"give a variation `corpus: {name}`"
             )
     return campaign

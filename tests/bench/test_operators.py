@@ -42,7 +42,7 @@ def test_another_function_is_no_peer(monkeypatch):
         ("--shapes 1,2,33,x", "give B,H,T,D"),
         ("--shapes 1,4/3,33,16", "K that divides H"),
         ("--shapes 0,4,33,16", "positive numbers"),
-        ("--peers tiled,cudn", "unknown peer 'cudn'; choose among flash-relation"),
+        ("--peers tiled,cudn", "unknown peer 'cudn'; did you mean 'cudnn'?"),
         ("--rounds 0", "at least 1 round"),
     ],
 )

@@ -121,7 +121,7 @@ def test_a_checkpoint_is_measured_into_a_record(tmp_path: Path, documents, lengt
     write_corpus(tmp_path, validation=ids)
     run = small_run("hybrid", context=32)
     save_model(Decoder(small_model("hybrid")), tmp_path / "model.safetensors", {})
-    section = Length(windows=2, contexts=8)
+    section = Length(variants=["hybrid"], windows=2, contexts=8)
     beyond.measure(run, tmp_path, tmp_path / "model.safetensors", tmp_path / "out", section)
     frame = records.read(tmp_path / "out" / "lengths.parquet", "lengths")
     assert len(frame) == rows

@@ -82,7 +82,6 @@ def test_an_option_is_set_by_campaign_scale_override_and_variation_in_turn(tmp_p
     campaign = mine(tmp_path, """
 base: smoke
 adam_eps: 1e-3
-systems: null
 scales:
   10M-mini: {adam_eps: 2e-3, overrides: {full: {adam_eps: 3e-3}}}
   30M-mini: {variants: [mha, full]}
@@ -99,6 +98,7 @@ variations:
     other = {"10M-mini/other/mha/7": 5e-3, "10M-mini/other/full/7": 4e-3}
     assert {name: value for name, value in eps.items() if "/other/" in name} == other
     assert campaign.options("10M-mini", "other")["adam_eps"] == 4e-3
+    assert {bench.scale for bench in campaign.benchmarks} == {"10M-mini", "30M-mini"}
 
 
 def test_combined_variations_have_joined_names_and_can_be_changed_singly(tmp_path) -> None:
@@ -178,6 +178,10 @@ def test_pairs_beyond_the_matrix_are_trained_and_not_diagnosed(tmp_path) -> None
         ({"vary": "learning_rate=-1"}, "learning_rate: -1 should be greater than 0"),
         ({"corpus": "missing.txt"}, "corpus missing.txt does not exist"),
         ({"variants": "linear", "scales": "10M-mini"}, "has no run left"),
+        ({"variants": "mha-gate"}, "variants=mha-gate: campaign smoke has no such variant"),
+        ({"vary": "scales=[30M]"}, "scales.0: there is no scale '30M'"),
+        ({"campaign": None}, "the key 'campaign' is missing"),
+        ({"runs_per_gpu": 7}, "runs_per_gpu: 7 should be 1, 2, 3"),
         ({"corpus": "owner/name"}, "OWNER/NAME@REVISION with the commit"),
         ({"vary": "learning_rate=1.2e-2"}, "changes no run: its runs are variation base's"),
     ],
@@ -207,6 +211,23 @@ def test_a_wrong_choice_is_refused_in_a_line(choices: dict, message: str) -> Non
         ("base: smoke\nvariations: {x: {micro: 3}}", "tokens an update, and tokens_per_update is"),
         ("base: smoke\nvariations: {x: {warmup_tokens: 49000}}", "reach beyond the plateau"),
         ("base: books\ndocument_mask: documents\nbackends: {mha: cudnn}", "keep documents apart"),
+        ("base: readings\nlength: {windows: 2}", "length: the key 'variants' is missing; give it"),
+        ("base: readings\nrecall: {mixers: [full]}", "recall: the key 'widths' is missing"),
+        ("base: readings\nsystems: {flash: flash}", "systems: the key 'warmup_updates' is missing"),
+        ("base: tiny\nsystems: {fixed: {context: 8}}", "fixed: the key 'batches' is missing"),
+        ("base: tiny\nsystems: {linear_long: {contexts: [4, 8]}}", "linear_long: the key 'scale'"),
+        ("base: smoke\ncolumns: [{title: x}]", "columns.0: the key 'variation' is missing"),
+        ("base: smoke\ncorpora: {sample: {path: null}}", "corpora.sample has no path and no str"),
+        ("base: paper\ncorpora: {tinystories: {streams: [{name: x}]}}", "the key 'path' is mis"),
+        ("base: smoke\ncolumns: [{variation: gpt}]", "no variation 'gpt'; did you mean 'gpt2'?"),
+        ("base: smoke\ncolumns: [{variation: base, scales: [x]}]", "0.scales.0: there is no scale"),
+        ("base: smoke\nlength: {scales: [30M-min]}", "no scale '30M-min'; did you mean '30M-mini'"),
+        ("base: smoke\nfurther_seeds: {x: [1]}", "further_seeds.x: there is no scale 'x'; choose"),
+        ("base: smoke\nsystems: {matched: {batches: {x: [8, 1]}}}", "batches.x: there is no scale"),
+        ("base: smoke\nsystems: {matched: {batches: [8, 1]}}", "batches: [8, 1] should be a valid"),
+        ("base: smoke\nsystems: {decode: {scale: x}}", "decode.scale: there is no scale 'x'"),
+        ("base: tiny\ndiagnosed: [hybrid]", "diagnosed: no scale trains hybrid; choose among mha"),
+        ("base: smoke\nscales: {10M-mini: null, 30M-mini: null, 100M-mini: null}", "no run left"),
         ("base: smoke\nmicro: 4\nmicro: 4\n", "mine.yaml line 3 is not YAML: the key 'micro'"),
     ],
 )

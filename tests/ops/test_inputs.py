@@ -130,7 +130,7 @@ def test_givens_and_rope_need_pairs(heads, theta, message):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("full", "fast"), "no backend 'fast'; choose among reference, materialised, tiled"),
+        (("full", "fast"), "no backend 'fast'; did you mean 'flash'?"),
         (("relation", "reference"), "unknown operator 'relation'; choose among mha, full"),
         (("mha", "cudnn", "cpu"), "needs a CUDA device"),
     ],

@@ -250,7 +250,7 @@ def test_a_divergence_is_recorded_where_the_campaign_counts_them(data, tmp_path,
     out, planned = tmp_path / "out", {}
     given = (run, data, out / "model.safetensors", out)
     diagnose(*given)
-    measure(*given, Length(windows=1, contexts=1))
+    measure(*given, Length(variants=["full"], windows=1, contexts=1))
     assert capsys.readouterr().err.count(" diverged: ") == 2
     for kind in ("runs", "flow", "curves", "maps", "lengths"):
         name = records.FILES[kind].replace("*", "x")
