@@ -223,9 +223,9 @@ def _collect(campaign: Campaign, options: Options) -> None:
 def _report(campaign: Campaign, options: Options) -> Path:
     from report import site
 
-    out = Path("results/published/report") if options.published else campaign.folder / "report"
-    site.build(campaign, out, published=options.published)
-    return out / "index.html"
+    folder = records.PUBLISHED if options.published else campaign.folder
+    site.build(campaign, folder / "report", published=options.published)
+    return folder / "report" / "index.html"
 
 
 # What a person asks.

@@ -30,8 +30,7 @@ from pydantic import (
 from relation.errors import InputError, check_among
 from relation.variants import VARIANTS, ModelConfig
 
-PROJECT = Path(__file__).resolve().parents[1]
-CONFIG = PROJECT / "config.yaml"
+CONFIG = Path("config.yaml")
 _OF_MODEL = "it is a field of the model: make a variant of it (docs/extending.md)"
 
 Count = Annotated[StrictInt, Field(ge=1)]
@@ -383,6 +382,8 @@ def campaign_values(name: str, folder: Path) -> dict:
         path = folder / f"{names[-1]}.yaml"
         base_of = f" (base of {names[-2]})" if len(names) > 1 else ""
         campaigns = sorted(file.stem for file in folder.glob("*.yaml"))
+        if not campaigns:
+            raise InputError(f"{folder} has no campaigns; run in the project's folder")
         check_among(names[-1], campaigns, f"unknown campaign {names[-1]!r}{base_of}")
         content = read(path)
         validated(CampaignSection, content, path.name, skip="missing")

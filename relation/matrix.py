@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 
-from relation.config import PROJECT, Batches, CampaignSection, Options
+from relation.config import Batches, CampaignSection, Options
 from relation.errors import InputError, check_among
 from relation.jobs import Bench, Check, Data, Recall, Run, Side
 from relation.variants import ARMS, FULL, LINEAR, MHA, MIXERS, PAIRED, VARIANTS, ModelConfig
@@ -91,7 +91,7 @@ class Matrix:
             if path is not None and path.is_file() and path.suffix == ".txt":
                 values["validation_modulus"] = None
         elif path is not None:
-            path = PROJECT / path
+            path = Path(path)
         if path is not None and path.exists() and values.get("fingerprint") is None:
             from relation.data.corpus import fingerprint
 

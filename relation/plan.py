@@ -81,7 +81,7 @@ class Campaign:
         section = validated(CampaignSection, values, f"config/{name}.yaml")
         values = section.as_dict()
         self.settings = {**choices, "settings": values}
-        self.name, self.folder, self.device = name, Path("results", name), section.device
+        self.name, self.folder, self.device = name, records.RESULTS / name, section.device
         self.title, self.corpus = section.title or name, choice.corpus
         self.description, self.notice = section.description or "", section.notice or ""
         self.published = choice.published not in (False, "false")

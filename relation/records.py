@@ -29,7 +29,9 @@ from filelock import FileLock, Timeout
 from relation.errors import InputError, RunError
 
 PROJECT = Path(__file__).parents[1]
-RESULTS = PROJECT / "results"
+# Below the working folder, as config.yaml and corpora/ are: commands run in the project's folder.
+RESULTS = Path("results")
+PUBLISHED = RESULTS / "published"
 RUN_KEY = ["campaign", "scale", "variation", "variant", "seed"]
 # Where a campaign's jobs write each kind, below its folder; `collect` writes models itself.
 FILES = {
@@ -304,7 +306,7 @@ def collect(folder: Path, planned: Mapping[str, str], hashes: Collection[str] = 
     left out. hashes: what the campaign takes of its published rows, where it made none itself.
     Raises InputError for a record that another specification made.
     """
-    shipped = RESULTS / "published" / folder.name
+    shipped = PUBLISHED / folder.name
     for kind, pattern in FILES.items():
         frames = [read([], kind)]
         for name in (name for name in planned if Path(name).match(pattern)):
@@ -332,7 +334,7 @@ def _joined(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
 @cache
 def published_hashes(kind: str = "runs", campaign: str = "*") -> frozenset[str]:
     """The hashes of the published rows of a kind: these jobs are done."""
-    paths = sorted((RESULTS / "published").glob(f"{campaign}/{kind}.parquet"))
+    paths = sorted(PUBLISHED.glob(f"{campaign}/{kind}.parquet"))
     columns = [_table(path, kind, ["hash"])["hash"] for path in paths]
     return frozenset(hash for column in columns for hash in pc.unique(column).to_pylist())
 
@@ -370,7 +372,7 @@ def publish(campaign: str) -> list[str]:
 
     Flow maps are published for the first seed of a scale and variation. To repeat it is safe.
     """
-    source, target = RESULTS / campaign, RESULTS / "published" / campaign
+    source, target = RESULTS / campaign, PUBLISHED / campaign
     merged, lines = {}, []
     with held(source / "work" / "publish.lock", f"publish of {campaign}"):
         for kind, new in load(source).items():

@@ -101,7 +101,7 @@ def job_files(campaign: plan.Campaign) -> dict[str, str]:
 def load(
     setting: Setting,
     published: bool = True,
-    root: Path = Path("results"),
+    root: Path = records.RESULTS,
     campaign: plan.Campaign | None = None,
 ) -> Records:
     """Read a setting's records: shipped ones, or those of the campaign's own folder.

@@ -14,7 +14,6 @@ from report import claims, data, overview, paper, readings, stats, study, table,
 from report.figures.style import signed
 from report.render import number
 
-PUBLISHED = Path("results/published")
 # Cells of the tables that the pages quote: table, row and column.
 QUOTED = (
     r"app-nll .*(mean|further) .*|efficient-relation .* (matched|peers.other)_?.?ratio"
@@ -117,7 +116,7 @@ def training(books: dict[str, pd.DataFrame]) -> None:
 
 def counts() -> None:
     """Runs and pairs of every campaign, and how many come from a tree with changes."""
-    for path in sorted(PUBLISHED.glob("*/runs.parquet")):
+    for path in sorted(records.PUBLISHED.glob("*/runs.parquet")):
         runs = records.read(path, "runs")
         changed = runs["commit"].str.contains("changes").sum()
         print(f"{path.parent.name}: {len(runs)} runs, {changed} with uncommitted changes; pairs:")
@@ -157,12 +156,12 @@ def by_anchor(values: pd.DataFrame) -> None:
 
 def main() -> None:
     """Print all of them."""
-    books, trials = (records.load(PUBLISHED / name) for name in ("books", "readings"))
+    books, trials = (records.load(records.PUBLISHED / name) for name in ("books", "readings"))
     campaigns = [plan.load({"campaign": name}) for name in ("books", "anchor")]
     cells([data.load(column) for campaign in campaigns for column in campaign.columns])
     counts()
     for name in ("books", "readings", "anchor"):
-        variants(records.load(PUBLISHED / name)["runs"])
+        variants(records.load(records.PUBLISHED / name)["runs"])
     settings_apart(books["runs"], books["flow"])
     training(books)
     lengths(books["lengths"])
@@ -170,7 +169,7 @@ def main() -> None:
     print(shares.to_string(float_format="{:.3f}".format))
     by_anchor(readings.values(trials))
     with TemporaryDirectory() as figures:
-        for section in study.sections(PUBLISHED, Path(figures)):
+        for section in study.sections(records.PUBLISHED, Path(figures)):
             print(section.name, section.summary)
             if section.table is not None:
                 print(section.table.drop(columns="", errors="ignore").to_string(index=False))

@@ -95,7 +95,7 @@ def build(campaign: plan.Campaign, out: Path, published: bool) -> None:
 
 
 def _root(published: bool) -> Path:
-    return Path("results/published") if published else Path("results")
+    return records.PUBLISHED if published else records.RESULTS
 
 
 def _study(out: Path, published: bool) -> list[study.Section]:
@@ -127,7 +127,7 @@ def _shown(
 
 def _campaign(name: str, published: bool) -> plan.Campaign:
     """What is planned: all of the campaign, or as the workflow was started in its own folder."""
-    started = Path("results") / name / "campaign.json"
+    started = records.RESULTS / name / "campaign.json"
     return plan.load(started if started.exists() and not published else {"campaign": name})
 
 
@@ -171,7 +171,7 @@ def command(
     if "=" in setting.variation:  # a one-off change of options
         choices["variations"] = [setting.varies] if setting.varies else []
         choices["vary"] = [setting.variation.replace("+", " ")]
-    files = [f"results/{setting.campaign}/{target}" for target in targets]
+    files = [f"{records.RESULTS / setting.campaign}/{target}" for target in targets]
     config = [f"campaign={setting.campaign}"]
     config += [f"corpus={setting.corpus}"] if setting.corpus else []
     config += [f"{key}={','.join(map(str, value))}" for key, value in choices.items() if len(value)]

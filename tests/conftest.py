@@ -75,6 +75,12 @@ def copy_project(target: Path) -> Path:
     return target
 
 
+def link_project(target: Path) -> None:
+    """What commands read of the project, in an empty folder to work in: nothing is shipped."""
+    for name in ("config.yaml", "config", "relation"):
+        (target / name).symlink_to(ROOT / name)
+
+
 def run_module(project: Path, module: str, *arguments: str) -> subprocess.CompletedProcess:
     """Run `python -m` in a project's folder; both of its streams are in stdout."""
     variables = {**os.environ, **_ONE_THREAD, "PYTHONPATH": str(project)}

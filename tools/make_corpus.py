@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from relation.config import PROJECT, read
+from relation.config import read
 from relation.data.corpus import fingerprint
 
 SHARD = 44_000_000  # characters, with which the library's shard ends after its book
@@ -378,7 +378,7 @@ def write(folder: Path, shards: Iterable[tuple[str, Rows]]) -> None:
         path = folder / f"{file}.parquet"
         pq.write_table(table, path, compression="zstd", row_group_size=1024)
         print(f"{path}  {len(rows):,} rows", flush=True)
-    found, corpora = fingerprint(str(folder)), read(PROJECT / "config/books.yaml")["corpora"]
+    found, corpora = fingerprint(str(folder)), read(Path("config/books.yaml"))["corpora"]
     (wanted,) = (c["fingerprint"] for c in corpora.values() if c["path"] == folder.as_posix())
     print(f"{folder}  {found}")
     if found != wanted:

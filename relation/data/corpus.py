@@ -29,7 +29,7 @@ SPLITS = ("train", "validation")
 _LONGEST = 1 << 24  # characters of a document; encoding one takes some 50 bytes for each
 _TOKENS_AT_A_TIME = 1 << 22
 _MODULUS = 50  # of a folder without files named validation*
-_MADE = [records.PROJECT / "corpora" / name for name in ("books", "library")]
+_MADE = [Path("corpora", name) for name in ("books", "library")]
 
 
 def _read_text(path: Path) -> Iterator[str]:

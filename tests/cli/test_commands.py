@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, link_project
 
 from relation import plan, records
 from relation.cli import main
@@ -17,7 +17,8 @@ JOBS = ["train", RUN], ["diagnose", RUN], ["bench", "matched/10M-mini"], ["check
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder to work in."""
+    """A folder to work in, without results."""
+    link_project(tmp_path)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -50,6 +51,14 @@ def printed(capsys: pytest.CaptureFixture, *arguments: str, status: int = 0) -> 
 )
 def test_bad_input_is_refused_in_a_line(capsys, arguments: list[str], line: str) -> None:
     assert line in printed(capsys, *arguments, status=2)
+
+
+@pytest.mark.parametrize("arguments", [["plan"], ["report", "--published"], ["publish"]])
+def test_outside_the_project_a_command_says_where_to_run(
+    capsys, tmp_path_factory, monkeypatch, arguments: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path_factory.mktemp("outside"))
+    assert "; run in the project's folder" in printed(capsys, *arguments, status=2)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +100,7 @@ def test_plan_prices_what_is_to_be_made(capsys) -> None:
     assert "2 train, 2 diagnose" in text and "1 prepare" in text
     assert plan.load({"campaign": "smoke"}).run(RUN).hash in text
     assert "min of one core" in text and "MiB of disk" in text
-    assert f"text: Public-domain books, a sample, {ROOT / 'relation/data/sample'}\n" in text
+    assert "text: Public-domain books, a sample, relation/data/sample\n" in text
 
 
 def test_plan_says_which_text_will_not_do(capsys, elsewhere: Path) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import link_project
 from models import greedy
 
 from relation import records
@@ -20,6 +21,7 @@ PROMPT = "Once upon a time"
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The results of the tiny campaign's corpus and of one of its runs."""
     folder = tmp_path_factory.mktemp("project")
+    link_project(folder)
     with pytest.MonkeyPatch.context() as patched:
         patched.chdir(folder)
         assert main(["prepare", "sample-300", TINY]) == main(["train", RUN, TINY]) == 0

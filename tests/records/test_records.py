@@ -221,9 +221,9 @@ def test_runs_that_are_no_pair_are_refused(tmp_path: Path) -> None:
 
 @pytest.fixture
 def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(records, "RESULTS", tmp_path)
+    monkeypatch.chdir(tmp_path)
     records.published_hashes.cache_clear()
-    yield tmp_path
+    yield records.RESULTS
     records.published_hashes.cache_clear()
 
 
@@ -364,7 +364,7 @@ def test_one_publish_at_a_time(results: Path) -> None:
 # What is shipped
 
 
-SHIPPED = sorted((records.RESULTS / "published").glob("*/runs.parquet"))
+SHIPPED = sorted(records.PUBLISHED.glob("*/runs.parquet"))
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.parent.name)

@@ -1,15 +1,12 @@
-from os.path import relpath
-
-HERE = Path(relpath(PROJECT))  # as seen from the working folder: a copy has the same inputs
 SOURCES = (".py", ".csv", ".j2", ".css", ".js", ".mplstyle")
-REPORT = sorted(path for path in (HERE / "report").rglob("*") if path.suffix in SOURCES)
-PUBLISHED = HERE / "results" / "published"
+REPORT = sorted(path for path in Path("report").rglob("*") if path.suffix in SOURCES)
+SHIPPED = records.PUBLISHED / CAMPAIGN.name
 
 
 rule collect:
     input:
         made=[f"{FOLDER}/{path}" for path in FILES],
-        shipped=sorted((PUBLISHED / CAMPAIGN.name).glob("*.parquet")) if CAMPAIGN.published else [],
+        shipped=sorted(SHIPPED.glob("*.parquet")) if CAMPAIGN.published else [],
     output:
         expand(f"{FOLDER}/{{kind}}.parquet", kind=(*records.FILES, "models")),
         settings=f"{FOLDER}/campaign.json",
@@ -36,8 +33,8 @@ rule report:
 # The report of what is shipped: `make published`.
 rule published:
     input:
-        sorted(p for p in PUBLISHED.glob("*/*.parquet") if p.parent.name != "report"),
-        sorted((HERE / "config").glob("*.yaml")),
+        sorted(p for p in records.PUBLISHED.glob("*/*.parquet") if p.parent.name != "report"),
+        sorted(Path("config").glob("*.yaml")),
         source=REPORT,
     output:
         "results/published/report/index.html",
