@@ -250,10 +250,15 @@ def read(paths: Path | Sequence[Path], kind: str) -> pd.DataFrame:
     return pa.concat_tables([KINDS[kind].empty_table(), *tables]).to_pandas()
 
 
+def _hashes(path: Path, kind: str) -> set[str]:
+    """The hashes of a file's rows; no other column is read, as there may be many."""
+    return set(pc.unique(_table(path, kind, ["hash"])["hash"]).to_pylist())
+
+
 def is_made(path: Path, hash: str) -> bool:
     """Whether a job's file, one of FILES, is there and all rows that it has are of that hash."""
     kind = next(kind for kind, pattern in FILES.items() if path.match(pattern))
-    return path.exists() and set(read(path, kind)["hash"]) <= {hash}
+    return path.exists() and _hashes(path, kind) <= {hash}
 
 
 def empty_if_diverged(checkpoint: Path, out: Path, *kinds: str) -> bool:
@@ -335,8 +340,7 @@ def _joined(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
 def published_hashes(kind: str = "runs", campaign: str = "*") -> frozenset[str]:
     """The hashes of the published rows of a kind: these jobs are done."""
     paths = sorted(PUBLISHED.glob(f"{campaign}/{kind}.parquet"))
-    columns = [_table(path, kind, ["hash"])["hash"] for path in paths]
-    return frozenset(hash for column in columns for hash in pc.unique(column).to_pylist())
+    return frozenset().union(*(_hashes(path, kind) for path in paths))
 
 
 def merge(
