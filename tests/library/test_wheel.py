@@ -12,7 +12,7 @@ from conftest import ROOT
 
 # Of the extras, what PyTorch does not need itself.
 EXTRAS = ("snakemake", "numpy", "pandas", "pyarrow", "datasets", "tokenizers", "safetensors")
-EXTRAS += ("pydantic", "yaml", "tqdm", "psutil", "pynvml", "matplotlib", "scipy", "transformers")
+EXTRAS += ("pydantic", "yaml", "tqdm", "pynvml", "matplotlib", "scipy", "transformers")
 
 
 def test_importing_the_library_or_the_plan_imports_no_pytorch() -> None:
