@@ -11,7 +11,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from relation import records
 from relation.config import CONFIG, parsed, reference
@@ -193,30 +193,11 @@ def _check(campaign: Campaign, options: Options) -> Path:
     return out
 
 
-def _models(campaign: Campaign) -> list[dict[str, Any]]:
-    """A row a scale, variation and variant: the geometry, and its parameters."""
-    rows = {}
-    for run in campaign.planned:
-        geometry = ("layers", "layout", "d_model", "heads", "head_dim", "d_ff")
-        batch = ("context", "micro", "accumulation", "budget_tokens")
-        rows.setdefault((run.scale, run.variation, run.variant), {
-            **records.key(run, "models"),
-            **{name: getattr(run.model, name) for name in geometry},
-            **{name: getattr(run, name) for name in batch},
-            "parameters": parameter_count(run.model),
-            "vocab": run.model.vocab_size,
-            "data_title": run.data.title,
-        })  # fmt: skip
-    return list(rows.values())
-
-
 def _collect(campaign: Campaign, options: Options) -> None:
     _check_hash(options, campaign.hash, f"campaign {campaign.name}")
     folder = campaign.folder
     shipped = campaign.hashes() if campaign.published else ()
     records.collect(folder, campaign.files(), shipped)
-    origin = records.origin(campaign.hash, "meta")
-    records.write(folder / "models.parquet", "models", _models(campaign), origin)
     campaign.write_settings(folder / "campaign.json")
 
 

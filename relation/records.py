@@ -33,7 +33,7 @@ PROJECT = Path(__file__).parents[1]
 RESULTS = Path("results")
 PUBLISHED = RESULTS / "published"
 RUN_KEY = ["campaign", "scale", "variation", "variant", "seed"]
-# Where a campaign's jobs write each kind, below its folder; `collect` writes models itself.
+# Where a campaign's jobs write each kind, below its folder.
 FILES = {
     "data": "data/*/data.parquet",
     "runs": "runs/*/*/*/*/run.parquet",
@@ -54,7 +54,6 @@ FILES = {
 CITED = ["copying", "self_use"]
 # Rows that agree in these columns come from one job and are replaced together.
 UNITS = dict.fromkeys([*FILES, *CITED], RUN_KEY) | {
-    "models": ["campaign", "variation", "scale", "variant"],
     "data": ["campaign", "corpus", "vocabulary"],
     "recall": ["campaign", "variation", "mixer"],
     "steps": ["campaign", "variation", "benchmark", "scale"],
@@ -349,11 +348,10 @@ def merge(
     """Rows of a kind after new ones came in, and which jobs were added, replaced or refused.
 
     A job's new rows replace the old where the hash is the same; where it differs, the old stay.
-    A model's row is counted, not made by a specification, and replaced where a count differs.
-    Models counted alike and data prepared again as the same tokens keep their rows.
+    Data prepared again as the same tokens keep their rows.
     """
     key = UNITS[kind]
-    if kind in ("models", "data"):
+    if kind == "data":
         texts = [f.drop(columns=ORIGIN).astype(str).fillna("") for f in (new, old)]
         seen = texts[0].merge(texts[1].drop_duplicates(), "left", indicator=True)
         again = (seen["_merge"] == "both").groupby([seen[name] for name in key]).transform("all")
@@ -362,8 +360,8 @@ def merge(
     before, after = (frame.drop_duplicates(key) for frame in rows)
     jobs = after.merge(before, "left", key, suffixes=("", "_before"), indicator=True)
     published, differs = jobs["_merge"] == "both", jobs["hash"] != jobs["hash_before"]
-    refused = published & differs & (kind != "models")
-    replaced = published & ~refused & (differs | (jobs["created"] != jobs["created_before"]))
+    refused = published & differs
+    replaced = published & ~differs & (jobs["created"] != jobs["created_before"])
     names = jobs[key].astype(str).agg("/".join, axis=1) if len(jobs) else jobs["hash"]
     changes = {"added": ~published, "replaced": replaced, "refused": refused}
     accepted = pd.MultiIndex.from_frame(jobs.loc[~refused, key])

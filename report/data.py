@@ -4,7 +4,7 @@ import math
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
 
@@ -12,7 +12,7 @@ import pandas as pd
 
 from relation import plan, records
 from relation.plan import Setting
-from relation.variants import VARIANTS
+from relation.variants import VARIANTS, parameter_count
 from report.paper import SCALES
 
 RUN_KINDS = ("runs", "losses", "probes", "flow", "curves", "maps", "lengths")
@@ -27,6 +27,7 @@ class Records:
     Each frame also has `source` (file and anchor on the Records page); `scale` is that of the paper
     which the rows stand for (100M for 100M28pc, 10M for 10M-mini) and `own_scale` the run's own;
     runs have `further`, whether the campaign plans them beyond its matrix.
+    models: a row a scale and variant, as the configuration has them.
     planned: a row a planned record (PLANNED; a benchmark's variant is its name; file: below the
     campaign's folder); precision: of the benchmarks; window: fraction of the budget over which
     losses smooth.
@@ -46,8 +47,8 @@ class Records:
     decode: pd.DataFrame
     checks: pd.DataFrame
     gradients: pd.DataFrame
-    models: pd.DataFrame
     data: pd.DataFrame
+    models: pd.DataFrame
     planned: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=PLANNED))
     precision: Sequence[str] = ()
     window: float = 0.01
@@ -58,7 +59,7 @@ class Records:
         return bool(self.runs["own_scale"].astype(str).str.endswith("-mini").any())
 
 
-FRAMES = tuple(f.name for f in fields(Records) if f.type is pd.DataFrame and f.name != "planned")
+FRAMES = tuple(records.FILES)
 
 
 def paper_scale(scale: str) -> str:
@@ -124,6 +125,7 @@ def load(
     return Records(
         setting=setting,
         **frames,
+        models=_at(scales, _models(campaign, setting.variation)),
         planned=_planned(setting, campaign, frames, scales, folder / "logs"),  # none is shipped
         precision=sorted({bench.precision for bench in campaign.benchmarks}),
         window=campaign.efficiency_window,
@@ -138,12 +140,33 @@ def _frame(
         rows = rows[of_variation if of_variation.any() else rows["variation"].isna()]
     if kind == "recall" and "" not in scales:
         rows = rows[:0]
-    if "scale" in rows:
-        rows = rows[rows["scale"].fillna("").isin(scales)]
-        rows = rows.assign(own_scale=rows["scale"])
-        rows["scale"] = rows["scale"].map(paper_scale)
-        rows = rows.sort_values("scale", key=lambda each: each.map(scale_order), kind="stable")
+    rows = _at(scales, rows) if "scale" in rows else rows
     return rows.assign(source=f"{folder / kind}.parquet#" + anchors(setting, kind, rows))
+
+
+def _at(scales: Sequence[str], rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows of some scales, by the paper's that each stands for."""
+    rows = rows[rows["scale"].fillna("").isin(scales)]
+    rows = rows.assign(own_scale=rows["scale"], scale=rows["scale"].map(paper_scale))
+    return rows.sort_values("scale", key=lambda each: each.map(scale_order), kind="stable")
+
+
+def _models(campaign: plan.Campaign, variation: str) -> pd.DataFrame:
+    """A row a model of the campaign as a variation would have it, at all of its scales."""
+    source, rows = f"config/{campaign.name}.yaml", []
+    titles = {data.corpus: data.title for data in campaign.data.values()}
+    for scale, variant in dict.fromkeys((run.scale, run.variant) for run in campaign.planned):
+        options = campaign.options(scale, variation, variant)
+        model = campaign.matrix.model(source, variant, options)
+        shape = ("layers", "d_model", "heads", "head_dim", "d_ff")
+        batch = ("context", "micro", "accumulation", "budget_tokens")
+        rows.append({
+            "scale": scale, "variant": variant, "vocab": model.vocab_size, "source": source,
+            **{name: getattr(model, name) for name in shape},
+            **{name: options[name] for name in batch},
+            "parameters": parameter_count(model), "data_title": titles[options["corpus"]],
+        })  # fmt: skip
+    return pd.DataFrame(rows)
 
 
 def _planned(

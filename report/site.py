@@ -28,7 +28,7 @@ from report.figures import style
 _NAMES = ("claims", "tables", "figures", "study", "assumptions", "records")
 PAGES = {"index.html": "Overview"} | {f"{name}.html": name.capitalize() for name in _NAMES}
 UNITS = {"1": "", "text": "", "x": "×"}  # of evidence, where they print otherwise
-SYSTEMS = ("steps", "complexity", "decode", "recall", "checks", "gradients", "models", "data")
+SYSTEMS = ("steps", "complexity", "decode", "recall", "checks", "gradients", "data")
 
 
 def build(campaign: plan.Campaign, out: Path, published: bool) -> None:
@@ -307,9 +307,9 @@ def run_groups(
 def system_records(
     stored: Records, campaign: plan.Campaign, published: bool
 ) -> Iterator[dict[str, Any]]:
-    """Benchmarks, checks and inventories that the tables rest on, a row a record.
+    """Benchmarks, checks and corpora that the tables rest on, a row a record.
 
-    One without a command is counted, or is of what the campaign no longer measures.
+    One without a command is of what the campaign no longer measures.
     """
     files = data.job_files(campaign)
     for kind in SYSTEMS:

@@ -310,20 +310,6 @@ def test_data_prepared_again_as_the_same_tokens_keep_their_record(results: Path)
         assert [created[:4] for created in published["created"]] == [shown] * 2
 
 
-def test_models_counted_alike_keep_their_record(results: Path) -> None:
-    folder, (row,) = results / "books", rows_of("models", 1)
-    for created, parameters, shown in (
-        ("2026", 9, "2026"),
-        ("2027", 9, "2026"),
-        ("2028", 8, "2028"),
-    ):
-        records.collect(folder, make_runs(folder, (42,)))
-        counted = row | {"parameters": parameters, "created": created}
-        records.write(folder / "models.parquet", "models", [counted])
-        records.publish("books")
-        assert list(records.load(results / "published" / "books")["models"]["created"]) == [shown]
-
-
 def test_publish_interrupted_and_repeated_loses_nothing(
     results: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,7 +34,8 @@ def records(planned: list[tuple] = (), **frames: list[dict]) -> Records:
     further = made["runs"]["seed"].map(lambda seed: seed not in SEEDS).astype(bool)
     made["runs"] = made["runs"].assign(further=further)
     rows = pd.DataFrame(planned, columns=data.PLANNED)
-    return Records(setting=Setting("made"), planned=rows, precision=["bf16"], **made)
+    models = pd.DataFrame(columns=["scale", "own_scale", "variant"])
+    return Records(setting=Setting("made"), models=models, planned=rows, precision=["bf16"], **made)
 
 
 def run(scale: str, variant: str, seed: int, nll: float, **fields) -> dict:

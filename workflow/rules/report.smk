@@ -8,7 +8,7 @@ rule collect:
         made=[f"{FOLDER}/{path}" for path in FILES],
         shipped=sorted(SHIPPED.glob("*.parquet")) if CAMPAIGN.published else [],
     output:
-        expand(f"{FOLDER}/{{kind}}.parquet", kind=(*records.FILES, "models")),
+        expand(f"{FOLDER}/{{kind}}.parquet", kind=records.FILES),
         settings=f"{FOLDER}/campaign.json",
     log:
         f"{FOLDER}/logs/collect.log",
