@@ -54,12 +54,10 @@ def flow_rows(
     tau: float = TAU,
     rows: Iterable[int] | None = None,
     silu: bool = True,
-    most: float = math.inf,
 ) -> Tensor:
     """F of Section 3.1 entry by entry: rows i (from 1; all unless named) as (B, H, rows, T).
 
-    Without SiLU, Exchange is U itself: MHA with Relation's count and Self. The correction counts
-    `most` tokens at most.
+    Without SiLU, Exchange is U itself: MHA with Relation's count and Self.
     """
     B, H, T, D = p1.shape
     rows = list(rows or range(1, T + 1))
@@ -70,7 +68,7 @@ def flow_rows(
             for j in range(1, i + 1):
                 pairs = zip(first[i - 1], second[j - 1], strict=True)
                 U = sum(x * y for x, y in pairs) / math.sqrt(D)
-                past = (U * sigmoid(U) if silu else U) - lam * math.log(min(i, most))
+                past = (U * sigmoid(U) if silu else U) - lam * math.log(i)
                 R[b, h, k, j - 1] = sigmoid(U / tau) if j == i else past
     weight = (R - R.amax(-1, keepdim=True)).exp()
     return weight / weight.sum(-1, keepdim=True)

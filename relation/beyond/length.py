@@ -1,19 +1,17 @@
 """Longer than trained: NLL by position in windows of several training contexts.
 
 A window lies within one document. Positions, counts and states go on: nothing is reset. Beside it
-stand the same tokens in windows as long as trained and, where a model has the count correction
-lambda log i, windows whose i stays at the training context and windows without the correction.
+stand the same tokens in windows as long as trained.
 """
 
 import math
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from relation import records
 from relation.config import Length
@@ -22,7 +20,6 @@ from relation.data.windows import open_tokens
 from relation.jobs import Run
 from relation.machine import claim, describe
 from relation.nn import Decoder, Execution
-from relation.ops import for_heads
 from relation.train.checkpoint import load_model
 from relation.train.step import autocast
 
@@ -68,57 +65,17 @@ def token_nll(model: Decoder, windows: Tensor, piece: int) -> Tensor:
     return torch.stack(rows)
 
 
-def frozen_count(
-    context: int, call: Callable[..., Tensor], p1, p2, info, lam, tau, *, transport_self, **options
-) -> Tensor:
-    """Full Relation by a backend, its correction staying at lambda log min(i, context).
-
-    The correction shifts the log-odds of Exchange against Self alone: Y = g zbar + (1 - g) I, with
-    g = sigma(A - S) and A = L - lambda log i (Appendix A.1.6). So g follows from a call that
-    transports ones, and zbar from one without Self. Both are FP32 at least, so that g near 1 keeps
-    its digits.
-    """
-    wide = torch.promote_types(info.dtype, torch.float32)
-    inputs = [x.to(wide) for x in (p1, p2, for_heads(info, p1.shape[1]))]  # (B, H, T, D)
-    options["transport_self"] = False
-    exchange = call(*inputs, lam, tau, **options)
-    # A sum of ones may pass 1 by a rounding, and has no log-odds then.
-    g = call(*inputs[:2], torch.ones_like(inputs[2]), lam, tau, **options).clamp(max=1)
-    i = torch.arange(1, p1.shape[2] + 1, device=p1.device, dtype=wide)
-    shift = lam.to(wide) * (i / context).clamp(min=1).log()
-    frozen = torch.sigmoid(g.logit() + shift[:, None])
-    # The first token has no history: 0 / 0.
-    y = torch.where(g > 0, frozen / g, 0.0) * exchange
-    if transport_self:
-        y = y + (1 - frozen) * inputs[2]
-    return y.to(info.dtype)
-
-
-def without_count(call: Callable[..., Tensor], p1, p2, info, lam, tau, **options) -> Tensor:
-    """Full Relation by a backend, without its correction: with lambda at 0."""
-    return call(p1, p2, info, torch.zeros_like(lam), tau, **options)
-
-
 def length_rows(model: Decoder, windows: Tensor, context: int) -> Iterator[dict]:
     """Rows of the kind `lengths` without their key: mean NLL by quarters of the context.
 
     windows: (n, contexts T + 1) int64 on the model's device; context: T of its training.
     """
-    mixers = [block.mixer for block in model.blocks]
-    calls = {m: m.call for m in mixers if isinstance(getattr(m, "lam", None), nn.Parameter)}
-    nll_by_reading = {"whole": token_nll(model, windows, context)}
-    changes = {"frozen": partial(frozen_count, context), "removed": without_count}
-    for reading, change in changes.items() if calls else ():
-        for mixer, call in calls.items():
-            mixer.call = partial(change, call)
-        nll_by_reading[reading] = token_nll(model, windows, context)
-    for mixer, call in calls.items():
-        mixer.call = call
+    whole = token_nll(model, windows, context)
     # A window's last token is the next one's first: (n contexts, T + 1).
     apart = windows.unfold(1, context + 1, context).flatten(0, 1)
-    nll_by_reading["apart"] = token_nll(model, apart, context).view(nll_by_reading["whole"].shape)
+    apart = token_nll(model, apart, context).view(whole.shape)
     piece = math.ceil(context / PIECES)
-    for reading, nll in nll_by_reading.items():
+    for reading, nll in {"whole": whole, "apart": apart}.items():
         for place, part in enumerate(nll.double().cpu().split(piece, dim=1)):
             row = {"reading": reading, "first": place * piece, "count": part.numel()}
             yield row | {"nll": part.mean().item()}

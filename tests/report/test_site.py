@@ -180,7 +180,9 @@ def test_a_difference_is_bold_where_its_interval_excludes_zero(built: Path) -> N
 
 def test_a_miniature_is_set_against_nothing_of_the_paper(built: Path) -> None:
     page = (built / "tables.html").read_text(encoding="utf-8")
-    assert ">Paper<" in page and ">difference<" not in page and re.search(r"[1-9][\d.]*K</td>", page)
+    assert (
+        ">Paper<" in page and ">difference<" not in page and re.search(r"[1-9][\d.]*K</td>", page)
+    )
     (row,) = overview.differences(load(CAMPAIGN, "scaled-sd-0.02").runs)
     assert 0 < row["mha"] < row["frequencies"]
 
