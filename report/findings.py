@@ -5,6 +5,7 @@
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from textwrap import fill
 
 import pandas as pd
 
@@ -22,7 +23,6 @@ QUOTED = (
     r"|relation_internal .* (l0_self|l2_exchange).full"
     r"|app-structural-layerwise .*L[01] (self|effrank)\..*"
 )
-SHOWN = ["table", "row", "column", "value", "low", "high", "n", "paper", "text", "by_seed"]
 
 
 def print_mean(name: str, differences: pd.Series, form: str = "+.4f") -> None:
@@ -36,17 +36,17 @@ def print_mean(name: str, differences: pd.Series, form: str = "+.4f") -> None:
 def cells(settings: list[data.Records]) -> None:
     """The quoted cells of every setting, and how many claims have each verdict."""
     for stored in settings:
-        shown = table.cells([stored], tables.PAPER)
+        shown, name = table.cells([stored], tables.PAPER), stored.setting.name
         keys = shown["table"] + " " + shown["row"] + " " + shown["column"]
         quoted = keys.str.fullmatch(QUOTED) & (shown["status"] == "ok")
-        rows = shown[quoted & (shown["statistic"] != "sd")]
-        seeds = rows["by_seed"].map(lambda nll: " ".join(f"{each:.4f}" for each in nll.values()))
-        name = stored.setting.name
-        print(name, "claims and cells:")
-        rows = rows.assign(by_seed=seeds)[SHOWN]
-        print(rows.to_string(index=False, float_format="{:.6f}".format))
+        rows = shown.assign(cell=keys)[quoted & (shown["statistic"] != "sd")]
+        few = rows["by_seed"].map(lambda values: [*values.values()] if len(values) < 4 else [])
+        rows["by_seed"] = few.map(lambda values: " ".join(f"{each:.4f}" for each in values))
+        names = ["cell", "value", "low", "high", "n", "paper", "text", "by_seed"]
+        print(f"{name}, cells:")
+        print(rows[names].to_string(index=False, float_format="{:.6f}".format))
         for verdict, count, unsure in overview.tally(claims.judge(shown, stored)):
-            print(f"{name} claims {verdict}: {count}, not established {unsure}")
+            print(f"{name}, claims {verdict}: {count}, not established {unsure}")
         for row in overview.differences(stored.runs):
             estimates = signed(row["final_nll"]), signed(row["bits"], "+.5f")
             print(f"{name} {row['own_scale']}, full - mha, nat/token, bits:", *estimates)
@@ -76,9 +76,6 @@ def settings_apart(runs: pd.DataFrame, flow: pd.DataFrame) -> None:
         for over, under in (("nearest", "gpt2"), ("residual", "nearest"), ("residual", "gpt2")):
             for name, pairs in (wide[over] - wide[under]).groupby(level=key):
                 print_mean(f"{what}, {'/'.join(name)}, {over} - {under}", pairs)
-    for variant, pairs in ends.loc["10M"].query("seed >= 45").groupby(level="variant"):
-        difference = pairs["nearest"].mean() - pairs["gpt2"].mean()
-        print(f"NLL, 10M/{variant}, means of all further seeds, nearest - gpt2: {difference:+.4f}")
     theirs = paper.number("app-hybrid", "mean", "nll", "mean")
     theirs -= paper.number("main-results", "30M", "mha_nll", "mean")
     print(f"the paper, 30M: hybrid - mha: {theirs:+.4f}")
@@ -156,6 +153,11 @@ def by_anchor(values: pd.DataFrame) -> None:
 
 def main() -> None:
     """Print all of them."""
+    with TemporaryDirectory() as figures:
+        sections = study.sections(records.PUBLISHED, Path(figures))  # the fair comparison first
+    for section in (each for each in sections if each.table is not None):
+        print(fill(f"Study, {section.name}. {section.summary}", 200))
+        print(section.table.drop(columns="", errors="ignore").to_string(index=False))
     books, trials = (records.load(records.PUBLISHED / name) for name in ("books", "readings"))
     campaigns = [plan.load({"campaign": name}) for name in ("books", "anchor")]
     cells([data.load(column) for campaign in campaigns for column in campaign.columns])
@@ -168,11 +170,6 @@ def main() -> None:
     shares = data.recall_shares(books["recall"]).unstack()
     print(shares.to_string(float_format="{:.3f}".format))
     by_anchor(readings.values(trials))
-    with TemporaryDirectory() as figures:
-        for section in study.sections(records.PUBLISHED, Path(figures)):
-            print(section.name, section.summary)
-            if section.table is not None:
-                print(section.table.drop(columns="", errors="ignore").to_string(index=False))
 
 
 if __name__ == "__main__":
