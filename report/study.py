@@ -31,7 +31,6 @@ FRESH, EVERY_ARM = range(200, 248), 216  # seeds of primary arms; all arms have 
 DIVERGED = 0.5  # nat/token above the median of an arm at a rate
 TUNED = "tuned"
 LESS, ALIKE = "− MHA", "− MHA with the same additions"
-SPEEDS = ("tokens/s, MHA’s = 1", "GPU minutes")
 BITS, UNRECORDED, UNMEASURED = "bits/character", "not recorded", "not measured"
 # Where the primary comparisons are made too, without a verdict: scale, variation, name.
 ELSEWHERE = (
@@ -157,16 +156,6 @@ def search_runs(runs: pd.DataFrame) -> pd.DataFrame:
     return runs[runs["variation"].str.startswith("rate") & (runs["scale"] == "10M")]
 
 
-def runs_at_best_rate(runs: pd.DataFrame) -> pd.DataFrame:
-    """The searching runs of each arm at the rate with its lowest mean, none of which diverged."""
-    tried = search_runs(runs)
-    by_rate = tried.groupby(["variant", "learning_rate"])
-    has_diverged = by_rate["diverged"].transform("any")
-    means = by_rate["nll"].transform("mean").where(~has_diverged, math.inf)
-    lowest = means.groupby(tried["variant"]).transform("min")
-    return tried[(means == lowest) & np.isfinite(lowest)]
-
-
 def fitted_rates(runs: pd.DataFrame) -> dict[str, tuple[float | None, float]]:
     """`best_rate` of every arm that has searched."""
     return {name: best_rate(arm_runs) for name, arm_runs in search_runs(runs).groupby("variant")}
@@ -184,29 +173,15 @@ def primary_pairs(runs: pd.DataFrame) -> list[tuple[str, str]]:
 
 
 def fair_summary(runs: pd.DataFrame) -> str:
-    """The fair comparison in a sentence: its verdicts; its search while one lacks fresh runs."""
-
-    def sentence(over: str, under: str, comparison: Comparison | None, ruling: str = "") -> str:
-        value = signed(comparison.welch) if comparison else ""
-        if comparison and f"{comparison.seeds} of" not in ruling:
-            value += f" on {comparison.seeds} seeds"
-        return f"{minus(over, under)}: {', '.join(filter(None, (value, ruling)))}"
-
-    primary = comparison_table(runs).query("family == 'primary' and over != ''")
-    fresh = "; ".join(
-        sentence(row.over, row.under, row.comparison, verdict(row)) for row in primary.itertuples()
-    )
-    if len(primary) and primary["comparison"].notna().all():
-        so_far = " so far" if primary["lacking"].any() else ""
-        return f"Each variant at its own learning rate, 10M on a larger corpus{so_far}: {fresh}."
-    best = runs_at_best_rate(runs)
-    tried = [(x.over, x.under, compare_arms(best, x.over, x.under)) for x in primary.itertuples()]
-    searched = "; ".join(sentence(*each) for each in tried if each[2])
-    so_far = f" So far, {fresh}." if primary["comparison"].any() else ""
-    return searched and (
-        f"Each variant at the best of its rates, 10M on a larger corpus: {searched}. The same runs "
-        f"chose the rates; fresh seeds decide.{so_far}"
-    )
+    """The primary comparisons with their verdicts in a sentence."""
+    primary, parts = comparison_table(runs).query("family == 'primary' and over != ''"), []
+    for row in primary.itertuples():
+        ruling, value = verdict(row), signed(row.comparison.welch) if row.comparison else ""
+        if row.comparison and f"{row.comparison.seeds} of" not in ruling:
+            value += f" on {row.comparison.seeds} seeds"
+        parts.append(f"{minus(row.over, row.under)}: {', '.join(filter(None, (value, ruling)))}")
+    corpus = "a larger corpus so far" if primary["lacking"].any() else "a larger corpus"
+    return f"Each variant at its own learning rate, 10M on {corpus}: {'; '.join(parts)}."
 
 
 @dataclass(frozen=True)
@@ -280,39 +255,28 @@ def verdict(row: Any) -> str:
 
 
 def arm_sections(runs: pd.DataFrame, probes: pd.DataFrame, steps: pd.DataFrame) -> list[Section]:
-    """Arms at 10M at the rate of each: on fresh seeds and, until all have these, on the seeds of
-    the search. Raises InputError where the fresh runs of an arm have other rates than it gave."""
-    fresh, best = runs_of(runs, "10M"), runs_at_best_rate(runs)
-    fitted = {name: rate for name, (rate, _) in fitted_rates(runs).items() if rate}
-    tables = {}
-    if len(fresh):
-        for variant, arm_runs in fresh.groupby("variant"):
-            rates = arm_runs["learning_rate"].unique()
-            if variant in fitted and not np.isclose(rates, fitted[variant]).all():
-                listed, planned = ", ".join(f"{rate:.3g}" for rate in rates), fitted[variant]
-                raise InputError(
-                    f"fresh runs of {variant} have rates {listed}; its search gives {planned:.3g}"
-                )
-        tables["arms"] = arm_table(fresh, probes, steps)
-    if len(best) and not set(ARMS) <= set(fresh["variant"]):
-        table = arm_table(best, probes, steps)
-        shown = {title(name): f"{rate:.3g}" for name, rate in fitted.items()}
-        table.insert(2, "fitted rate", table["variant"].map(shown).fillna("open"))
-        # Speeds that most lack compare nothing, no best rate has a divergence, counts are planned.
-        dropped = [name for name in SPEEDS if name in table and (table[name] == UNMEASURED).any()]
-        tables["search"] = table.drop(columns=["diverged", "parameters", *dropped])
-    return [Section(name, table) for name, table in tables.items()]
+    """Arms at 10M on fresh seeds, at the rate of each; none before one has run.
+
+    Raises InputError where an arm's runs have other rates than its search gave.
+    """
+    fresh = runs_of(runs, "10M")
+    for variant, (fitted, _) in fitted_rates(runs).items():
+        rates = fresh.loc[fresh["variant"] == variant, "learning_rate"].unique()
+        if fitted and not np.isclose(rates, fitted).all():
+            listed = ", ".join(f"{rate:.3g}" for rate in rates)
+            raise InputError(
+                f"fresh runs of {variant} have rates {listed}; its search gives {fitted:.3g}"
+            )
+    return [Section("arms", arm_table(fresh, probes, steps))] if len(fresh) else []
 
 
 def worth(runs: pd.DataFrame, folder: Path) -> Section | None:
-    """What each arm is worth beside MHA: on fresh seeds, else on those of its search."""
-    bars = []
+    """What each arm is worth beside MHA, on fresh seeds."""
+    fresh, bars = runs_of(runs, "10M"), []
     for name in (name for name in ARMS if name != "mha"):
-        for tried, of in ((runs_of(runs, "10M"), ""), (runs_at_best_rate(runs), " of the search")):
-            if pair := compare_arms(tried, name, "mha"):
-                label, colour = f"{title(name)}, {pair.seeds} seeds{of}", name.partition("-")[0]
-                bars.append(Bar(label, pair.welch, colour=COLOUR[colour]))
-                break
+        if pair := compare_arms(fresh, name, "mha"):
+            label, colour = f"{title(name)}, {pair.seeds} seeds", name.partition("-")[0]
+            bars.append(Bar(label, pair.welch, colour=COLOUR[colour]))
     if not bars:
         return None
     bars.sort(key=lambda bar: bar.estimate.value)
@@ -335,7 +299,8 @@ def arm_table(runs: pd.DataFrame, probes: pd.DataFrame, steps: pd.DataFrame) -> 
         reached, minutes = tokens_to_mha(curves, variant), UNMEASURED
         if rate is not None:
             minutes = f"{reached / rate / 60:.2f}" if reached else "not reached"
-        rows.append(arm_row(arm_runs, columns) | dict(zip(SPEEDS, (speed, minutes), strict=True)))
+        speeds = {"tokens/s, MHA’s = 1": speed, "GPU minutes": minutes}
+        rows.append(arm_row(arm_runs, columns) | speeds)
     # One corpus and one vocabulary, so that bits tell nothing more.
     return filled_columns(rows).sort_values("NLL").drop(columns=BITS, errors="ignore")
 
