@@ -90,7 +90,11 @@ def with_summary(sections: list[Section], runs: pd.DataFrame) -> list[Section]:
 
 
 def minus(over: str, under: str) -> str:
-    """The name of a comparison."""
+    """The name of a comparison; what both arms have beside their kind stands behind it."""
+    (over_kind, _, added), (under_kind, _, also) = (arm.partition("-") for arm in (over, under))
+    if added and added == also:
+        additions = title(under).removeprefix(f"{title(under_kind)} + ")
+        return f"{title(over_kind)} − {title(under_kind)}, both with {additions}"
     return f"{title(over)} − {title(under)}"
 
 
@@ -176,12 +180,14 @@ def fair_summary(runs: pd.DataFrame) -> str:
     """The primary comparisons with their verdicts in a sentence."""
     primary, parts = comparison_table(runs).query("family == 'primary' and over != ''"), []
     for row in primary.itertuples():
-        ruling, value = verdict(row), signed(row.comparison.welch) if row.comparison else ""
-        if row.comparison and f"{row.comparison.seeds} of" not in ruling:
-            value += f" on {row.comparison.seeds} seeds"
+        ruling, value = verdict(row), ""
+        if row.comparison:
+            value = f"{signed(row.comparison.welch)} nat/token"
+            if f"{row.comparison.seeds} of" not in ruling:
+                value += f" on {row.comparison.seeds} seeds"
         parts.append(f"{minus(row.over, row.under)}: {', '.join(filter(None, (value, ruling)))}")
     corpus = "a larger corpus so far" if primary["lacking"].any() else "a larger corpus"
-    return f"Each variant at its own learning rate, 10M on {corpus}: {'; '.join(parts)}."
+    return f"Each variant at its own learning rate, 10M on {corpus}. {'. '.join(parts)}."
 
 
 @dataclass(frozen=True)
@@ -221,8 +227,8 @@ def comparison_table(runs: pd.DataFrame) -> pd.DataFrame:
     None; lacking: how many comparisons of the family lack seeds. An arm "" is not chosen yet.
 
     p, within: of a difference and of equivalence, after Holm's correction over the whole family;
-    NaN before all seeds have run. The families: the primary comparisons; and all arms other than
-    MHA against it on the seeds that every arm has.
+    NaN before all its seeds have run. The families: the primary comparisons; and all arms other
+    than MHA against it on the seeds that every arm has.
     """
     fresh = runs_of(runs, "10M").query("seed in @FRESH")
     pairs = [("primary", *pair, FRESH.stop) for pair in primary_pairs(runs)]
@@ -238,6 +244,7 @@ def comparison_table(runs: pd.DataFrame) -> pd.DataFrame:
     table = pd.DataFrame(rows, columns=names)
     table["lacking"] = table.groupby("family")["lacking"].transform("sum")
     table[tests] = table.groupby("family")[tests].transform(stats.holm)
+    table.loc[table["lacking"] > 0, tests] = math.nan
     return table
 
 
@@ -250,7 +257,7 @@ def verdict(row: Any) -> str:
         return f"open: comparisons of its family that lack seeds: {row.lacking}"
     way = "better" if row.comparison.welch.value < 0 else "worse"
     if row.within < 0.05:
-        return f"both: {way}, by less than ±{MARGIN}" if row.p < 0.05 else "equivalent"
+        return f"{way}, by less than {MARGIN}" if row.p < 0.05 else "equivalent"
     return way if row.p < 0.05 else "not established"
 
 
