@@ -9,7 +9,7 @@ a variation; in each, `overrides` set what single variants differ in.
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import reduce
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -55,7 +55,9 @@ def hash_of(value: Any) -> str:
 
 
 def _known(name: str, info: Any) -> str:
-    check_among(name, info.context.get("scales", [name]), f"there is no scale {name!r}")
+    scales = (info.context or {}).get("scales")
+    if scales is not None:
+        check_among(name, scales, f"there is no scale {name!r}")
     return name
 
 
@@ -386,7 +388,7 @@ def campaign_values(name: str, folder: Path) -> dict:
             raise InputError(f"{folder} has no campaigns; run in the project's folder")
         check_among(names[-1], campaigns, f"unknown campaign {names[-1]!r}{base_of}")
         content = read(path)
-        validated(CampaignSection, content, path.name, skip="missing")
+        validated(CampaignSection, content, f"config/{path.name}", whole=False)
         values.append(content)
         base = content.get("base")
         if base in names:
@@ -397,20 +399,26 @@ def campaign_values(name: str, folder: Path) -> dict:
     for section in ("scales", "corpora"):
         merged[section] = {k: v for k, v in merged.get(section, {}).items() if v is not None}
     # What a base says of a scale that is dropped is void; what the campaign's own file says is not.
-    validated(CampaignSection, values[0], f"{name}.yaml", skip="missing", scales=merged["scales"])
+    validated(CampaignSection, values[0], f"config/{name}.yaml", merged["scales"], whole=False)
     return merged
 
 
-def validated(section: type[Section], values: Mapping, where: str, **context: Any) -> Any:
+def validated(
+    section: type[Section],
+    values: Mapping,
+    where: str,
+    scales: Collection[str] | None = None,
+    whole: bool = True,
+) -> Any:
     """Values as their type. Raises InputError with the place and reason of one violation.
 
-    An unknown name comes before anything else. context: `scales`, those that the values may name;
-    skip="missing", as a base can give what is missing; then None is returned.
+    An unknown name comes before anything else. scales: those that the values may name, None for
+    any. whole: whether a missing key is refused; else a base can give it, and the result is None.
     """
     try:
-        return section.model_validate(values, context=context)
+        return section.model_validate(values, context={"scales": scales})
     except ValidationError as refused:
-        errors = [error for error in refused.errors() if error["type"] != context.get("skip")]
+        errors = [e for e in refused.errors() if whole or e["type"] != "missing"]
     if not errors:
         return None
     error = min(errors, key=lambda error: (error["type"] != "value_error", len(error["loc"])))

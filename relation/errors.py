@@ -20,9 +20,10 @@ class InputError(RelationError, ValueError):
 def check_among(name: Any, choices: Collection, problem: str) -> None:
     """Raise InputError, with the nearest choice or all, unless `name` is one of them."""
     if name not in choices:
-        names = list(map(str, choices)) or ["none"]
-        near = get_close_matches(str(name), names, 1)
-        hint = f"did you mean {near[0]!r}?" if near else f"choose among {', '.join(names)}"
+        names = list(map(str, choices))
+        near = [] if str(name).isdigit() else get_close_matches(str(name), names, 1)
+        every = f"choose among {', '.join(names)}" if names else "there is none"
+        hint = f"did you mean {near[0]!r}?" if near else every
         raise InputError(f"{problem}; {hint}")
 
 

@@ -48,13 +48,15 @@ _CHECKED = {"bf16": (512, 8, 32), "fp32": (32, 2, 16)}
 class Matrix:
     """A campaign's values, and what is built from them; every error names the place to change.
 
-    corpus: what is read in place of the campaign's texts, or None; variations: what each changes.
+    corpus: what is read in place of the campaign's texts, or None; variations: what each changes;
+    one_off: which of them is one, "" for none. It moves nothing of other runs.
     """
 
     name: str
     section: CampaignSection
     corpus: str | None
     variations: dict[str, dict]
+    one_off: str = ""
 
     def options(self, scale: str, variant: str, changes: Mapping = {}) -> dict:
         """The options of a run: the campaign's, over them the scale's, over those a variation's.
@@ -84,7 +86,8 @@ class Matrix:
             raise InputError(f"{place}: corpora.{corpus} has no path and no streams; give one")
         for stream in streams or ():
             if stream.get("revision") is None and not Path(stream["path"]).exists():
-                raise InputError(f"{place}: corpora.{corpus}: give {stream['path']} its revision")
+                where = f"{place}: corpora.{corpus}.streams"
+                raise InputError(f"{where}: give {stream['path']} a revision, a commit of the hub")
         if self.corpus is not None:
             path, streams = _path_or_streams(self.corpus)
             values |= {"title": (path or Path(streams[0]["path"])).name, "fingerprint": None}
@@ -128,11 +131,15 @@ class Matrix:
         tokens = o["micro"] * o["accumulation"] * o["context"]
         if tokens != o["tokens_per_update"]:
             raise InputError(
-                f"{where}: micro x accumulation x context is {tokens} tokens an update, and "
-                f"tokens_per_update is {o['tokens_per_update']}; make them equal"
+                f"{where}: micro {o['micro']} x accumulation {o['accumulation']} x context "
+                f"{o['context']} is {tokens} tokens an update, and tokens_per_update is "
+                f"{o['tokens_per_update']}; make them equal"
             )
-        if o["warmup_tokens"] > o["plateau_fraction"] * o["budget_tokens"]:
-            raise InputError(f"{where}: warmup_tokens reach beyond the plateau; lower them")
+        plateau = int(o["plateau_fraction"] * o["budget_tokens"])
+        if o["warmup_tokens"] > plateau:
+            raise InputError(
+                f"{where}: warmup_tokens end after the plateau; give at most {plateau}"
+            )
         _check_backends(where, variant, o)
         options = {field.name: o[field.name] for field in fields(Run) if field.name in o}
         options |= {
@@ -157,12 +164,14 @@ class Matrix:
         """Every run, each specification once; the corpora; variations that equal earlier ones."""
         planned: dict[tuple, tuple[dict, bool]] = {}  # by address: options, and whether further
         readers: dict[tuple, list[dict]] = {}  # options by corpus and vocabulary
+        windows: dict[tuple, int] = {}  # the longest context of those but the one-off
         # A scale counts as it is too, whatever the variations leave of it.
         for scale, section in self.section.scales.items():
             for variant in PAIRED if section.variants is None else section.variants:
                 o = self.options(scale, variant)
-                readers.setdefault((o["corpus"], o["vocabulary"]), []).append(o)
-        windows = {names: max(o["context"] for o in options) for names, options in readers.items()}
+                names = o["corpus"], o["vocabulary"]
+                readers.setdefault(names, []).append(o)
+                windows[names] = max(o["context"], windows.get(names, 0))
         for variation, changes in self.variations.items():
             scales = changes.get("scales", self.section.scales)
             for scale in (name for name in self.section.scales if name in scales):
@@ -173,15 +182,18 @@ class Matrix:
                 for variant in PAIRED if variants is None else variants:
                     o = self.options(scale, variant, changes)
                     names = o["corpus"], o["vocabulary"]
-                    o["flow_window"] = max(o["context"], windows.get(names, 0))
                     readers.setdefault(names, []).append(o)
+                    if variation != self.one_off:
+                        windows[names] = max(o["context"], windows.get(names, 0))
                     for seed in (*seeds, *(further if variant in PAIRED else ())):
                         planned[scale, variation, variant, seed] = (o, seed in further)
         data = {names: self.data(*names, options) for names, options in readers.items()}
         runs: dict[str, Run] = {}
         equals: dict[str, str] = {}
         for address, (o, further) in planned.items():
-            run = self.run(address, data[o["corpus"], o["vocabulary"]], o, further)
+            names = o["corpus"], o["vocabulary"]
+            o["flow_window"] = max(o["context"], windows.get(names, 0))
+            run = self.run(address, data[names], o, further)
             # Equal runs are trained once: the first variation's.
             equals[run.variation] = runs.setdefault(run.hash, run).variation
         for run in runs.values():  # a variation with a run of its own equals none
@@ -286,7 +298,7 @@ def bench_jobs(matrix: Matrix) -> Iterator[Bench]:
     systems = matrix.section.systems
     for name in _BENCHMARKS if systems else ():
         section = getattr(systems, name)
-        scales = getattr(section, "batches", [getattr(section, "scale", None)])
+        scales = () if section is None else getattr(section, "batches", None) or [section.scale]
         for scale in (scale for scale in scales if scale in matrix.section.scales):
             o = matrix.at(scale)
             yield Bench(

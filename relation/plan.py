@@ -103,7 +103,8 @@ class Campaign:
             base_scales = [scale for scale in scales if scale in base.get("scales", scales)]
             variations[varied] = {**base, "title": varied, "scales": base_scales, **changes}
             chosen.append(varied)
-        matrix = self.matrix = Matrix(name, section, choice.corpus, variations)
+        one_off = varied if choice.vary else ""
+        matrix = self.matrix = Matrix(name, section, choice.corpus, variations, one_off)
         self.planned, self.data, equals = matrix.runs()
         if choice.vary and (same := equals.get(varied)):
             raise InputError(f"vary={choice.vary} changes no run: its runs are variation {same}'s")
@@ -121,9 +122,10 @@ class Campaign:
 
         self.runs = [r for r in here(self.planned) if r.variant in variants and r.seed in seeds]
         self.benchmarks = [b for b in here(benches) if any(s.variant in variants for s in b.sides)]
-        if not self.runs and not (self.benchmarks and trained.keys().isdisjoint(variants)):
-            raise InputError(f"campaign {name} has no run left by these choices; see config.yaml")
         self.recall = [job for job in recall if job.mixer in variants]
+        others = trained.keys().isdisjoint(variants) and (self.benchmarks or self.recall)
+        if not self.runs and not others:
+            raise InputError(f"campaign {name} has no run left by these choices; see config.yaml")
         self.check = check_job(matrix)
 
         # The report's columns: those that the campaign names, or the variations that are chosen.
@@ -211,23 +213,21 @@ class Campaign:
 
     def run(self, name: str) -> Run:
         """A run by its address, chosen or not. Raises InputError where there is none."""
-        runs = (run for run in self.planned if run.name == name)
-        return self._first(runs, f"run {name!r}; an address is SCALE/VARIATION/VARIANT/SEED")
+        asked = f"run {name!r}, an address SCALE/VARIATION/VARIANT/SEED"
+        return self._job(asked, name, {run.name: run for run in self.planned})
 
     def bench(self, benchmark: str, scale: str) -> Bench:
         """A benchmark. Raises InputError where the campaign has none."""
-        benches = (b for b in self.benchmarks if (b.benchmark, b.scale) == (benchmark, scale))
-        return self._first(benches, f"benchmark {benchmark}/{scale}")
+        benches = {f"{bench.benchmark}/{bench.scale}": bench for bench in self.benchmarks}
+        return self._job(f"benchmark {benchmark}/{scale}", f"{benchmark}/{scale}", benches)
 
     def recall_of(self, mixer: str) -> Recall:
         """A mixer's recall. Raises InputError where the campaign has none."""
-        recalls = (recall for recall in self.recall if recall.mixer == mixer)
-        return self._first(recalls, f"recall of {mixer!r}")
+        return self._job(f"recall of {mixer!r}", mixer, {each.mixer: each for each in self.recall})
 
-    def _first(self, jobs: Iterable, asked: str) -> Any:
-        for job in jobs:
-            return job
-        raise InputError(f"campaign {self.name} has no {asked}; `plan --runs` lists its runs")
+    def _job(self, asked: str, name: str, jobs: Mapping[str, Any]) -> Any:
+        check_among(name, jobs, f"campaign {self.name} has no {asked}")
+        return jobs[name]
 
     def gpu_jobs(self) -> int:
         """How many jobs run at once on this machine's GPUs; 1 on a CPU, where cores count."""

@@ -203,7 +203,7 @@ def ablations(case: Case) -> Iterator[Evidence]:
 def parameters(case: Case) -> Iterator[Evidence]:
     """Parameter parity: Full Relation adds 5 parameters a layer.
 
-    Counted on the built models: 5 a layer, and the paper's counts exactly.
+    Counted by the configuration: 5 a layer, and the paper's counts exactly.
     """
     for scale in SCALES:
         full, mha = case.pair("app-configs", scale, "params")
@@ -231,7 +231,7 @@ def hybrid(case: Case) -> Iterator[Evidence]:
     count = float(model["parameters"]) if model else None
     why = "" if model else "no record of it"
     term = Term(HYBRID_PARAMETERS, unit="parameters", value=count, n=len(models), reason=why)
-    evidence = compare("parameters", "of the built model", term, essential=True, counted="models")
+    evidence = compare("parameters", "by the configuration", term, essential=True, counted="models")
     exact = None if count is None else count == HYBRID_PARAMETERS
     yield replace(evidence, direction=exact, size=None, asks_size=False).undecided(unlike)
     term = case.term("app-hybrid", "mean", "nll", "mean")

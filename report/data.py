@@ -56,7 +56,7 @@ class Records:
     @cached_property
     def miniature(self) -> bool:
         """Whether its models are not the paper's, so that nothing is set against the paper."""
-        return bool(self.runs["own_scale"].astype(str).str.endswith("-mini").any())
+        return bool(self.models["own_scale"].astype(str).str.endswith("-mini").any())
 
 
 FRAMES = tuple(records.FILES)
@@ -152,10 +152,14 @@ def _at(scales: Sequence[str], rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _models(campaign: plan.Campaign, variation: str) -> pd.DataFrame:
-    """A row a model of the campaign as a variation would have it, at all of its scales."""
-    source, rows = f"config/{campaign.name}.yaml", []
+    """A row a model that a variation has, whether its runs are its own or an earlier one's."""
+    source, rows, changes = f"config/{campaign.name}.yaml", [], campaign.variations[variation]
     titles = {data.corpus: data.title for data in campaign.data.values()}
     for scale, variant in dict.fromkeys((run.scale, run.variant) for run in campaign.planned):
+        if scale not in changes.get("scales", [scale]):
+            continue
+        if variant not in changes.get("variants", [variant]):
+            continue
         options = campaign.options(scale, variation, variant)
         model = campaign.matrix.model(source, variant, options)
         shape = ("layers", "d_model", "heads", "head_dim", "d_ff")

@@ -178,7 +178,8 @@ def primary_pairs(runs: pd.DataFrame) -> list[tuple[str, str]]:
 
 def fair_summary(runs: pd.DataFrame) -> str:
     """The primary comparisons with their verdicts in a sentence."""
-    primary, parts = comparison_table(runs).query("family == 'primary' and over != ''"), []
+    chosen = "family == 'primary' and over != '' and under != ''"
+    primary, parts = comparison_table(runs).query(chosen), []
     for row in primary.itertuples():
         ruling, value = verdict(row), ""
         if row.comparison:
@@ -370,7 +371,7 @@ def comparison_columns(comparison: Comparison) -> dict[str, object]:
 def comparison_sections(runs: pd.DataFrame, family: str) -> list[Section]:
     """The comparisons of a family, with verdicts; none before a seed of it has run."""
     rows, table = [], comparison_table(runs).query("family == @family")
-    for row in table[table["over"] != ""].itertuples():
+    for row in table.query("over != '' and under != ''").itertuples():
         columns = {"comparison": minus(row.over, row.under), "": None, "Welch": None}
         columns |= comparison_columns(row.comparison) if row.comparison else {}
         tests = {"verdict": verdict(row), "p": p_text(row.p)}

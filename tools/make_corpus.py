@@ -371,6 +371,8 @@ def library_of(
 
 def write(folder: Path, shards: Iterable[tuple[str, Rows]]) -> None:
     """Write a corpus's files, and compare its fingerprint with that of the shipped runs."""
+    corpora = read(Path("config/books.yaml"))["corpora"]
+    (wanted,) = (c["fingerprint"] for c in corpora.values() if c["path"] == folder.as_posix())
     folder.mkdir(parents=True, exist_ok=True)
     for file, rows in shards:
         texts, sources = zip(*rows, strict=True)
@@ -378,8 +380,7 @@ def write(folder: Path, shards: Iterable[tuple[str, Rows]]) -> None:
         path = folder / f"{file}.parquet"
         pq.write_table(table, path, compression="zstd", row_group_size=1024)
         print(f"{path}  {len(rows):,} rows", flush=True)
-    found, corpora = fingerprint(str(folder)), read(Path("config/books.yaml"))["corpora"]
-    (wanted,) = (c["fingerprint"] for c in corpora.values() if c["path"] == folder.as_posix())
+    found = fingerprint(str(folder))
     print(f"{folder}  {found}")
     if found != wanted:
         sys.exit(f"error: the shipped runs read {wanted}; check out the commits above")

@@ -40,7 +40,7 @@ def printed(capsys: pytest.CaptureFixture, *arguments: str, status: int = 0) -> 
         (["plan", "--conf", "x"], "unrecognized arguments: --conf"),
         (["plan", "campaign=smok"], "did you mean 'smoke'?"),
         (["plan", "--config", "nowhere.yaml"], "no configuration file nowhere.yaml"),
-        (["train", "10M/full/42"], "has no run '10M/full/42'; an address is SCALE/VARIATION/"),
+        (["train", "10M/full/42"], "has no run '10M/full/42', an address SCALE/VARIATION/"),
         (["prepare", "sample-5"], "has no data 'sample-5'; did you mean 'sample-512'?"),
         (["generate", RUN, "--prompt", "a", "--tokens", "many"], "invalid int value: 'many'"),
         (["report", "--published", "seeds=42"], "--published takes no choices"),

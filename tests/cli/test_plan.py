@@ -209,7 +209,10 @@ def test_a_wrong_choice_is_refused_in_a_line(choices: dict, message: str) -> Non
         ("base: books\ncorpora: {y: {path: y}}\ncorpus: y", "they read tinystories, smollm; give"),
         ("base: smoke\nvariations: {x: {heads: 7}}", "not divisible by 7 heads"),
         ("base: smoke\nvariations: {x: {micro: 3}}", "tokens an update, and tokens_per_update is"),
-        ("base: smoke\nvariations: {x: {warmup_tokens: 49000}}", "reach beyond the plateau"),
+        (
+            "base: smoke\nvariations: {x: {warmup_tokens: 49000}}",
+            "end after the plateau; give at most",
+        ),
         ("base: books\ndocument_mask: documents\nbackends: {mha: cudnn}", "keep documents apart"),
         ("base: readings\nlength: {windows: 2}", "length: the key 'variants' is missing; give it"),
         ("base: readings\nrecall: {mixers: [full]}", "recall: the key 'widths' is missing"),
