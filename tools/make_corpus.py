@@ -387,10 +387,15 @@ def write(folder: Path, shards: Iterable[tuple[str, Rows]]) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
     parser.add_argument("checkouts", nargs="+", help="BOOKS for books; BOOKS LUEE RCDM for library")
     books, *gutenberg = parser.parse_args().checkouts
     splits = books_of(files_of(books, ".md"))
+    if not all(splits.values()):
+        sys.exit(
+            f"error: {books} has no books; give a checkout of the repository that --help names"
+        )
     write(Path("corpora/books"), splits.items())
     if len(gutenberg) == 2:
         shards = library_of(splits, *(files_of(path, ".txt") for path in gutenberg))

@@ -125,7 +125,7 @@ def test_no_verdict_before_all_seeds(tmp_path):
     first, rest = both_tables(runs).values()
     assert list(first["verdict"]) == ["open: 40 of 48 seeds", "open: 0 of 48 seeds"]
     assert list(first["p"]) == ["—", "—"]
-    lacking = "open: comparisons of its family that lack seeds: 8"
+    lacking = "open: waits for 8 comparisons of its family"
     assert rest.loc[study.minus("full", "mha"), "verdict"] == lacking
     (fresh,) = study.with_summary(study.arm_sections(runs, no_probes(), no_steps()), runs)
     assert len(fresh.table) == 2 and fresh.summary.endswith("0 are here.")
@@ -174,9 +174,9 @@ def test_a_p_before_all_seeds_decides_nothing_of_its_family():
         .loc["primary"]
     )
     assert table[["p", "within"]].isna().all(axis=None)
-    assert study.verdict(table.iloc[0]).endswith("lack seeds: 1")
+    assert study.verdict(table.iloc[0]) == "open: waits for 1 comparisons of its family"
     summary = study.fair_summary(study.with_last_loss(runs[~late], no_probes()))
-    assert "so far" in summary and "on 48 seeds, open: comparisons of its family" in summary
+    assert "so far" in summary and "on 48 seeds, open: waits for 1 comparisons" in summary
     summary = study.fair_summary(study.with_last_loss(runs, no_probes()))
     assert "its own learning rate" in summary and "open" not in summary
 
