@@ -106,6 +106,7 @@ class Campaign:
         one_off = varied if choice.vary else ""
         matrix = self.matrix = Matrix(name, section, choice.corpus, variations, one_off)
         self.planned, self.data, equals = matrix.runs()
+        self._by_name = {run.name: run for run in self.planned}  # rules ask for each run often
         if choice.vary and (same := equals.get(varied)):
             raise InputError(f"vary={choice.vary} changes no run: its runs are variation {same}'s")
 
@@ -214,7 +215,7 @@ class Campaign:
     def run(self, name: str) -> Run:
         """A run by its address, chosen or not. Raises InputError where there is none."""
         asked = f"run {name!r}, an address SCALE/VARIATION/VARIANT/SEED"
-        return self._job(asked, name, {run.name: run for run in self.planned})
+        return self._job(asked, name, self._by_name)
 
     def bench(self, benchmark: str, scale: str) -> Bench:
         """A benchmark. Raises InputError where the campaign has none."""

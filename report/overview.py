@@ -128,7 +128,7 @@ def cost(cells: pd.DataFrame) -> dict[str, dict[str, str]]:
     def sides(table: str, column: str) -> list[pd.Series]:
         return [value(table, f"{column}.{variant}") for variant in PAIRED]
 
-    steps, other = "efficient-relation", others[0] if len(others) == 1 else "another attention"
+    steps, other = "efficient-relation", " or ".join(others)
     memory, parameters = sides("app-prod-fr-fa", "allocated"), sides("app-configs", "params")
     quantities = {
         ("times the tokens/s of FlashAttention", ".2f"): value(steps, "matched.ratio"),
