@@ -17,7 +17,7 @@ from torch import Tensor
 
 from relation import machine
 from relation.bench.rounds import median_columns, record, synchronize
-from relation.data.windows import TOKEN_TYPE
+from relation.data.tokenizer import TOKEN_TYPE
 from relation.errors import InputError, RunError
 from relation.jobs import Bench, Side
 from relation.nn import Decoder, Execution

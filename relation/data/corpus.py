@@ -20,8 +20,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from relation import records
-from relation.data.tokenizer import END_OF_TEXT, encode, train_tokenizer
-from relation.data.windows import TOKEN_TYPE, epoch_order, sha256_of
+from relation.data.tokenizer import END_OF_TEXT, TOKEN_TYPE, encode, train_tokenizer
+from relation.data.windows import epoch_order, sha256_of
 from relation.errors import InputError, RunError
 from relation.jobs import Data
 

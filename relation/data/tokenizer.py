@@ -9,10 +9,10 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from tqdm import tqdm
 
-from relation.data.windows import TOKEN_TYPE
 from relation.errors import InputError
 
 END_OF_TEXT = "<|endoftext|>"
+TOKEN_TYPE = np.dtype("<u2")  # of ids in a file
 _DOCUMENTS_AT_A_TIME = 256
 _CHARACTERS_AT_A_TIME = 1 << 24
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from relation import records
+from relation.data.tokenizer import TOKEN_TYPE, end_of_text_id
 from relation.errors import InputError
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
     from relation.kernels.documents import Documents
 
-TOKEN_TYPE = np.dtype("<u2")
 IGNORED = -100  # the target that cross-entropy skips, PyTorch's convention
 
 
@@ -166,7 +166,6 @@ def document_mask(option: str | None, data: Path) -> Mask:
     """
     if option is None:
         return lambda inputs: None
-    from relation.data.tokenizer import end_of_text_id
     from relation.kernels.documents import Documents
 
     end = end_of_text_id(data)
@@ -183,7 +182,6 @@ def bounded_mask(
     """
     if option is None:
         return None
-    from relation.data.tokenizer import end_of_text_id
     from relation.kernels.documents import Documents
 
     end, most = end_of_text_id(data), 0
