@@ -16,7 +16,7 @@ from typing import NoReturn
 from relation import records
 from relation.config import CONFIG, parsed, reference
 from relation.errors import InputError, RelationError, check_among
-from relation.plan import WHY_UNMEASURED, Campaign, Run, load
+from relation.plan import Campaign, Run, load
 from relation.variants import parameter_count
 
 RUN = "SCALE/VARIATION/VARIANT/SEED"
@@ -228,10 +228,8 @@ def _plan(campaign: Campaign, options: Options) -> None:
         streams = {stream["path"]: stream for stream in (data.source or {}).get("streams", ())}
         print(f"  text: {data.title}, {data.path or ', '.join(streams)}")
     shipped = [run for run in campaign.runs if run.hash in campaign.shipped()]
-    print(f"{len(campaign.runs)} runs are chosen; {len(shipped)} of them are shipped.")
-    if lacking := campaign.unmeasured():
-        kinds = " or ".join(sorted({kind for kinds in lacking.values() for kind in kinds}))
-        print(f"{len(lacking)} of these have no {kinds}, each because {WHY_UNMEASURED}.")
+    chosen = f"{len(campaign.runs)} runs are chosen; {len(shipped)} of them are shipped."
+    print(chosen, *campaign.unmeasured(), sep="\n")
 
     # What is to be made: jobs by their folder, each counted by the one file that all of them write.
     files, folder = campaign.files().items(), campaign.folder
@@ -267,27 +265,29 @@ def _plan(campaign: Campaign, options: Options) -> None:
 
 
 def _status(campaign: Campaign, options: Options) -> None:
-    counts, unmeasured, work = Counter(), campaign.unmeasured(), campaign.folder / "work"
+    groups, named, work = {}, [], campaign.folder / "work"
     for run in campaign.runs:
-        record = campaign.folder / "runs" / run.name / "run.parquet"
         note = _last_line(campaign.folder / "logs" / "train" / f"{run.name}.log", run.hash)
         if run.hash in campaign.shipped():
             state = "shipped"
-            kinds = " or ".join(unmeasured.get(run.name, ()))
-            note = f"no {kinds}: {WHY_UNMEASURED}" if kinds else ""
-        elif records.is_made(record, run.hash):
-            nll = records.read(record, "runs")["final_nll"].iloc[0]
-            state, note = "done", f"final NLL {nll:.4f} nat/token"
+        elif records.is_made(campaign.folder / "runs" / run.name / "run.parquet", run.hash):
+            state = "done"
         elif note.startswith("error:"):
             state = "failed"
         elif note or (work / f"{run.hash}.safetensors").exists():
             state = "running" if records.is_held(work / f"{run.hash}.lock") else "stopped"
         else:
             state = "waiting"
-        counts[state] += 1
-        print(f"{run.name:<44} {state:<8} {note}".rstrip())
-    print(f"{campaign.title}: " + ", ".join(f"{n} {state}" for state, n in counts.items()))
-    if counts["stopped"]:
+        groups.setdefault(f"{run.scale}/{run.variation}", Counter())[state] += 1
+        if state in ("failed", "running", "stopped"):
+            named.append(f"{state:<8} {run.name:<44} {note}".rstrip())
+    total = sum(groups.values(), Counter())
+    unfinished = {k: counts for k, counts in groups.items() if counts.keys() - {"shipped", "done"}}
+    lines = [*sorted(named)[:10], *["..."] * (len(named) > 10)]
+    for name, counts in {**unfinished, campaign.title: total}.items():
+        lines.append(f"{name}: " + ", ".join(f"{n} {state}" for state, n in counts.items()))
+    print(*lines, *campaign.unmeasured(), sep="\n")
+    if total["stopped"]:
         print("Stopped runs go on, or begin again, when snakemake is started again.")
 
 
@@ -368,7 +368,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     plan = add("plan", _plan, "what a campaign computes, and what of it is still to be made")
     plan.add_argument("--runs", action="store_true", help="list the runs with their hashes")
-    add("status", _status, "how far each run of a campaign is")
+    add("status", _status, "how far a campaign is")
     add("config", _config, "print the reference of the keys of the configuration")
     add("prepare", _prepare, "tokenise one corpus", "CORPUS-VOCABULARY")
     train = add("train", _train, "train one run, or go on with a killed one", RUN)

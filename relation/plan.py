@@ -5,6 +5,7 @@
 
 import json
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import product
@@ -191,14 +192,13 @@ class Campaign:
             files |= {f"check/{n}.parquet": self.check.hash for n in ("operators", "gradients")}
         return {f"data/{name}/data.parquet": self.data[name].hash for name in corpora} | files
 
-    def unmeasured(self) -> dict[str, list[str]]:
-        """Of shipped runs, by name: which of flow and lengths are planned and not shipped."""
-        kinds_by_run = {}
-        for run in (run for run in self.runs if run.hash in self.shipped()):
-            kinds = [k for k, hash in self.measured(run).items() if hash not in self.shipped(k)]
-            if kinds:
-                kinds_by_run[run.name] = kinds
-        return kinds_by_run
+    def unmeasured(self) -> list[str]:
+        """How many shipped runs lack planned flow, or lengths, and why: a line each."""
+        shipped = (run for run in self.runs if run.hash in self.shipped())
+        measured = (item for run in shipped for item in self.measured(run).items())
+        counts = Counter(kind for kind, hash in measured if hash not in self.shipped(kind))
+        why = f"each because {WHY_UNMEASURED}"
+        return [f"{n} shipped runs have no {kind}, {why}" for kind, n in counts.items()]
 
     def hashes(self) -> set[str]:
         """The hash of every specification of the whole campaign."""

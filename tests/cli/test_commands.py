@@ -111,26 +111,32 @@ def test_plan_says_which_text_will_not_do(capsys, elsewhere: Path) -> None:
     assert line.startswith("error: text.txt (sam") and line.count("\n") == 1
 
 
-def test_status_tells_how_far_each_run_is(capsys, elsewhere: Path) -> None:
+def test_status_names_what_needs_attention_and_counts_the_rest(capsys, elsewhere: Path) -> None:
     campaign = plan.load({"campaign": "tiny"})
     log = elsewhere / f"results/tiny/logs/train/{RUN}.log"
     log.parent.mkdir(parents=True)
     log.write_text(f"{campaign.run(RUN).hash}\n10M-mini: 64/600\r10M-mini: 128/600 tokens (21%)\n")
     other = campaign.run(RUN.replace("42", "43"))
     log.with_name("43.log").write_text(f"{other.hash}\nTraceback\nerror: the disk is full\n")
-    status = ("status", "campaign=tiny", "variants=full")
+    status = ("status", "campaign=tiny")
     with records.held(elsewhere / f"results/tiny/work/{campaign.run(RUN).hash}.lock", RUN):
-        lines = printed(capsys, *status).splitlines()
-    assert lines[0].split()[1] == "running" and "128/600" in lines[0]
-    assert lines[1].split()[1] == "failed" and "the disk is full" in lines[1]
-    assert lines[2] == f"{campaign.title}: 1 running, 1 failed"
+        failed, running, *counted = printed(capsys, *status).splitlines()
+    assert failed.split()[:2] == ["failed", other.name] and "the disk is full" in failed
+    assert running.split()[:2] == ["running", RUN] and "128/600" in running
+    counts = "2 waiting, 1 running, 1 failed"
+    assert counted == [f"10M-mini/base: {counts}", f"{campaign.title}: {counts}"]
     # Its process is gone, and with it the lock.
-    lines = printed(capsys, *status).splitlines()
-    assert lines[0].split()[1] == "stopped" and "128/600" in lines[0]
-    assert lines[2] == f"{campaign.title}: 1 stopped, 1 failed"
+    stopped = printed(capsys, *status).splitlines()[1]
+    assert stopped.split()[:2] == ["stopped", RUN] and "128/600" in stopped
     # These are the logs of other runs than those of another text.
     text = elsewhere / "text.txt"
     text.write_text("A sentence of some words.\n" * 20_000)
     arguments = ("campaign=tiny", "variants=full", f"corpus={text}")
     lines = printed(capsys, "status", *arguments).splitlines()
-    assert lines[2] == f"{campaign.title}: 2 waiting"
+    assert lines[-1] == f"{campaign.title}: 2 waiting"
+
+
+@pytest.mark.parametrize("campaign", [path.stem for path in (ROOT / "config").glob("*.yaml")])
+def test_status_of_any_campaign_fits_a_screen(capsys, campaign: str) -> None:
+    lines = printed(capsys, "status", f"campaign={campaign}", "published=false").splitlines()
+    assert len(lines) <= 40
