@@ -260,7 +260,8 @@ def compare(
     low, high, margin = term.low, term.high, None
     if len(term.by_seed) > 1:
         margin = stats.mean(list(term.by_seed.values())).high - fmean(term.by_seed.values())
-        low, high = term.value - margin, term.value + margin
+        if low is None:  # a cell has its own
+            low, high = term.value - margin, term.value + margin
     single_seed = low is None and len(term.by_seed) == 1
     rules = [rule for rule in (met, direction) if rule is not None and low is not None]
     contested = any(rule(low) != rule(high) for rule in rules)

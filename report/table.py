@@ -227,6 +227,10 @@ def table_cells(table: Table, records: Records) -> pd.DataFrame:
     cells["unit"] = cells["unit"].fillna(of_column).fillna("text")
     unit_size = cells["unit"].map(UNITS).astype(float)
     cells[list(NUMBERS)] = cells[list(NUMBERS)].div(unit_size, axis=0)
+    if "steps" not in table.frames:  # shares of a whole, unlike differences (+) and rates
+        shares = [k for k, c in table.columns.items() if c.unit == "%" and "+" not in c.format]
+        cut = cells.loc[cells["column"].isin(shares), ["low", "high"]].clip(0, 100)
+        cells.loc[cut.index, ["low", "high"]] = cut
     pairs = zip(cells["by_seed"], unit_size, strict=True)
     cells["by_seed"] = [{seed: v / unit for seed, v in values.items()} for values, unit in pairs]
     cells["setting"], cells["table"] = records.setting.name, table.label

@@ -120,6 +120,15 @@ def test_flow_pools_heads_by_count_and_layers_by_count() -> None:
     assert deep == pytest.approx(100 * (0.1 + 0.9 + 2.4) / 8)
 
 
+def test_the_interval_of_a_share_ends_where_shares_do() -> None:
+    fields = {"scale": "10M", "variant": "full", "metric": "self_flow", "length": 64, "layer": 0}
+    shares = {42: 0.02, 43: 0.9, 44: 0.95}
+    flow = [fields | {"seed": k, "head": 0, "count": 1, "value": v} for k, v in shares.items()]
+    one = cells_of("relation_internal", records(flow=flow)).loc[("10M", "l0_self.full", "value")]
+    assert (one["low"], one["high"], one["n"]) == (0, 100, 3)
+    assert one["value"] == pytest.approx(100 * sum(shares.values()) / 3)
+
+
 def test_every_value_of_the_paper_has_a_cell_with_a_value_or_a_reason() -> None:
     made = records()
     for each in tables.PAPER:
