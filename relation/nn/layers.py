@@ -29,7 +29,7 @@ class _Layer(nn.Module):
     def __init__(
         self,
         d_model: int,
-        heads: int,
+        heads: int | None = None,  # refused in one line
         kv_heads: int | None = None,
         *,
         layer_index: int = 0,
@@ -38,7 +38,8 @@ class _Layer(nn.Module):
     ):
         check_type("layer_index", layer_index, int)
         for name in options:
-            check_among(name, self._options, f"{type(self).__name__} has no option {name!r}")
+            names = (*self._options, "heads", "kv_heads", "layer_index", "backend")
+            check_among(name, names, f"{type(self).__name__} has no option {name!r}")
         sizes = dict(d_model=d_model, heads=heads, kv_heads=kv_heads, layout=self._layout)
         config = ModelConfig(vocab_size=1, d_ff=1, **sizes, **options)
         operator = MIXERS[self._layout]

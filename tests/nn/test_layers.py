@@ -141,6 +141,9 @@ NEW = partial(FullRelation, D, HEADS)
     ("make", "message"),
     [
         (lambda: FullRelation(30, 4), "not divisible"),
+        (lambda: FullRelation(D), "heads is None; give int"),
+        (lambda: FullRelation(D, head=HEADS), "did you mean 'heads'?"),
+        (lambda: LinearRelation(D, HEADS, kv_head=2), "did you mean 'kv_heads'?"),
         (lambda: FullRelation(D, HEADS, 1), "givens=False"),
         (lambda: LinearRelation(D, HEADS, backend="tiled"), "no backend 'tiled'"),
         (lambda: NEW(dropout=0.1), "FullRelation has no option 'dropout'; choose among tau"),
