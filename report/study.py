@@ -255,7 +255,7 @@ def verdict(row: Any) -> str:
     if row.comparison is None or len(row.comparison.common) < row.seeds:
         return f"open: {row.comparison.seeds if row.comparison else 0} of {row.seeds} seeds"
     if row.lacking:
-        return f"open: waits for {row.lacking} comparisons of its family"
+        return f"open: waits for {counted(row.lacking, 'comparison')} of its family"
     way = "better" if row.comparison.welch.value < 0 else "worse"
     if row.within < 0.05:
         return f"{way}, by less than {MARGIN}" if row.p < 0.05 else "equivalent"

@@ -174,9 +174,9 @@ def test_a_p_before_all_seeds_decides_nothing_of_its_family():
         .loc["primary"]
     )
     assert table[["p", "within"]].isna().all(axis=None)
-    assert study.verdict(table.iloc[0]) == "open: waits for 1 comparisons of its family"
+    assert study.verdict(table.iloc[0]) == "open: waits for 1 comparison of its family"
     summary = study.fair_summary(study.with_last_loss(runs[~late], no_probes()))
-    assert "so far" in summary and "on 48 seeds, open: waits for 1 comparisons" in summary
+    assert "so far" in summary and "on 48 seeds, open: waits for 1 comparison of" in summary
     summary = study.fair_summary(study.with_last_loss(runs, no_probes()))
     assert "its own learning rate" in summary and "open" not in summary
 
