@@ -155,14 +155,10 @@ def answer_section(root: Path, fair: pd.DataFrame, folder: Path) -> Section | No
 # The fair comparison
 
 
-def search_runs(runs: pd.DataFrame) -> pd.DataFrame:
-    """The runs that search for a learning rate at 10M."""
-    return runs[runs["variation"].str.startswith("rate") & (runs["scale"] == "10M")]
-
-
 def fitted_rates(runs: pd.DataFrame) -> dict[str, tuple[float | None, float]]:
-    """`best_rate` of every arm that has searched."""
-    return {name: best_rate(arm_runs) for name, arm_runs in search_runs(runs).groupby("variant")}
+    """`best_rate` of every arm that has searched at 10M."""
+    searched = runs[runs["variation"].str.startswith("rate") & (runs["scale"] == "10M")]
+    return {name: best_rate(arm_runs) for name, arm_runs in searched.groupby("variant")}
 
 
 def primary_pairs(runs: pd.DataFrame) -> list[tuple[str, str]]:
@@ -372,11 +368,10 @@ def comparison_sections(runs: pd.DataFrame, family: str) -> list[Section]:
     """The comparisons of a family, with verdicts; none before a seed of it has run."""
     rows, table = [], comparison_table(runs).query("family == @family")
     for row in table.query("over != '' and under != ''").itertuples():
-        columns = {"comparison": minus(row.over, row.under), "": None, "Welch": None}
+        columns = {"comparison": minus(row.over, row.under), "verdict": verdict(row)}
+        columns |= {"": None, "Welch": None}
         columns |= comparison_columns(row.comparison) if row.comparison else {}
-        tests = {"verdict": verdict(row), "p": p_text(row.p)}
-        tests |= {f"p within ±{MARGIN}": p_text(row.within)}
-        rows.append(columns | tests)
+        rows.append(columns | {"p": p_text(row.p), f"p within ±{MARGIN}": p_text(row.within)})
     return [Section(family, filled_columns(rows))] if table["comparison"].any() else []
 
 

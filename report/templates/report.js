@@ -26,13 +26,6 @@ async function copied(text) {
   }
 }
 
-// The bar scrolls on a narrow screen: show where the reader is.
-const here = document.querySelector(".bar [aria-current]");
-if (here) {
-  const bar = here.parentElement;
-  bar.scrollLeft = here.offsetLeft - bar.offsetLeft - (bar.clientWidth - here.offsetWidth) / 2;
-}
-
 // A link to something folded opens it.
 function openTarget() {
   const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
