@@ -45,18 +45,22 @@ def build(campaign: plan.Campaign, out: Path, published: bool) -> None:
     work = partial(_shown, out=out, published=published)
     # A process a setting: tables and figures take most of the time.
     with ProcessPoolExecutor(min(len(settings), os.cpu_count() or 1)) as pool:
-        study_job = pool.submit(_study, out, published)
+        job = published and pool.submit(study.sections, records.PUBLISHED, out / "figures/study")
         shown = (map if len(settings) == 1 else pool.map)(work, settings, planned)
         stored, cells, judged, drawn = zip(*shown, strict=True)
-        sections = study_job.result()
+        sections = job.result() if published else []
     cells = pd.concat(cells, ignore_index=True)
     frames = {"cells": cells.assign(by_seed=cells["by_seed"].map(json.dumps))}
     frames["claims"], frames["evidence"] = claims.frames(settings, judged)
     for name, frame in frames.items():
         frame.to_parquet(out / f"{name}.parquet", index=False)
-    printed = render.write(tables.EVERY, cells, settings, out, zip(*judged, strict=True))
+    verdicts, miniature = list(zip(*judged, strict=True)), stored[0].miniature
+    tested = [each for each in verdicts if {one.verdict for one in each} != {"not tested"}]
+    # Of miniatures, or where nothing is tested, a claim that is not tested is no result.
+    verdicts = tested if miniature or not tested else verdicts
+    printed = render.write(tables.EVERY, cells, settings, out, verdicts)
+    by_claim = list(map(_claim, verdicts))
     bodies = ((each.table, Markup(render.html(each))) for each in printed)
-    by_claim, miniature = list(map(_claim, zip(*judged, strict=True))), stored[0].miniature
     systems = (system_records(*each, published) for each in zip(stored, planned, strict=True))
     runs = [each.runs for each in stored]
     differences = overview.difference_rows(settings, runs, cells, miniature)
@@ -92,14 +96,6 @@ def build(campaign: plan.Campaign, out: Path, published: bool) -> None:
     for old in (out / "figures").glob("*"):  # of a report of other settings
         if old.name not in {"study", *(setting.slug for setting in settings)}:
             shutil.rmtree(old)
-
-
-def _root(published: bool) -> Path:
-    return records.PUBLISHED if published else records.RESULTS
-
-
-def _study(out: Path, published: bool) -> list[study.Section]:
-    return study.sections(_root(published), out / "figures" / "study") if published else []
 
 
 def _section(section: study.Section) -> dict[str, Any]:
@@ -286,7 +282,7 @@ def run_groups(
     settings: Sequence[Setting], campaigns: Mapping[str, plan.Campaign], published: bool
 ) -> Iterator[dict[str, Any]]:
     """Training runs by campaign; a shipped report has those of every campaign."""
-    root = _root(published)
+    root = records.PUBLISHED if published else records.RESULTS
     columns = {(setting.campaign, setting.variation): setting for setting in settings}
     shipped = sorted(path.parent.name for path in root.glob("*/runs.parquet")) if published else ()
     for name in dict.fromkeys([*(setting.campaign for setting in settings), *shipped]):

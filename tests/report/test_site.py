@@ -14,21 +14,29 @@ import pandas as pd
 import pytest
 
 from relation import plan, records
-from report import data, figures, overview, site
+from report import data, figures, overview, site, study
 from report.data import Setting
 from report.evidence import Evidence
 
-CAMPAIGN = "anchor"  # miniature, three variations, a few hundred rows
+CAMPAIGN = "anchor"  # miniature, a few hundred rows
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory) -> Path:
     """The report of a small shipped campaign, without the study."""
-    out = tmp_path_factory.mktemp("report")
+    return report_of("readings", tmp_path_factory.mktemp("report"))
+
+
+@pytest.fixture(scope="module")
+def miniature(tmp_path_factory) -> Path:
+    return report_of(CAMPAIGN, tmp_path_factory.mktemp("miniature"))
+
+
+def report_of(campaign: str, out: Path) -> Path:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(site, "_study", _nothing)
+        patch.setattr(study, "sections", _nothing)
         patch.setattr(figures, "ALL", figures.ALL[:3])
-        site.build(plan.load({"campaign": CAMPAIGN}), out, published=True)
+        site.build(plan.load({"campaign": campaign}), out, published=True)
     return out
 
 
@@ -121,8 +129,8 @@ def test_every_shipped_run_has_a_row(built: Path) -> None:
         assert set(records.read(path, "runs")["hash"]) <= rows, path
 
 
-def test_the_commands_of_what_runs_again_are_whole(built: Path) -> None:
-    commands = set(Page(built / "index.html").commands)
+def test_the_commands_of_what_runs_again_are_whole(miniature: Path) -> None:
+    commands = set(Page(miniature / "index.html").commands)
     assert commands
     for command in commands:
         words, choice = choice_of(command)
@@ -178,13 +186,20 @@ def test_a_difference_is_bold_where_its_interval_excludes_zero(built: Path) -> N
     assert {True, False} == set(established)
 
 
-def test_a_miniature_is_set_against_nothing_of_the_paper(built: Path) -> None:
-    page = (built / "tables.html").read_text(encoding="utf-8")
+def test_a_miniature_is_set_against_nothing_of_the_paper(miniature: Path) -> None:
+    page = (miniature / "tables.html").read_text(encoding="utf-8")
     assert (
         ">Paper<" in page and ">difference<" not in page and re.search(r"[1-9][\d.]*K</td>", page)
     )
     (row,) = overview.differences(load(CAMPAIGN, "scaled-sd-0.02").runs)
     assert 0 < row["mha"] < row["frequencies"]
+
+
+def test_claims_are_listed_where_some_are_tested(built: Path, miniature: Path) -> None:
+    for folder, count in ((built, 24), (miniature, 0)):
+        links = Page(folder / "index.html").links
+        assert sum(link.startswith("claims.html#claim-") for link in links) == count
+        assert (folder / "claims.html").exists() == bool(count)
 
 
 def test_costs_stand_in_the_order_of_the_scales() -> None:
