@@ -52,6 +52,17 @@ def cells(settings: list[data.Records]) -> None:
             print(f"{name} {row['own_scale']}, full - mha, nat/token, bits:", *estimates)
 
 
+def fair_spread(runs: pd.DataFrame, probes: pd.DataFrame) -> None:
+    """Deviations of the fair comparison's arms on fresh seeds; the primary ones by kind of GPU."""
+    runs = study.with_last_loss(runs, probes)
+    fresh = study.runs_of(runs, "10M")
+    print("deviation of final NLL:", fresh.groupby("variant")["nll"].std().round(4).to_dict())
+    for device, device_runs in fresh.groupby("device"):
+        for over, under in study.primary_pairs(runs):
+            pair = study.compare_arms(device_runs, over, under)
+            print(f"{device}, {over} - {under}, {pair.seeds} seeds: {signed(pair.welch)}")
+
+
 def variants(runs: pd.DataFrame) -> None:
     """Final NLL on the seeds that all variants have, and less MHA's and less Full Relation's."""
     for key, group in runs.groupby(["campaign", "variation", "scale"]):
@@ -158,7 +169,9 @@ def main() -> None:
     for section in (each for each in sections if each.table is not None):
         print(fill(f"Study, {section.name}. {section.summary}", 200))
         print(section.table.drop(columns="", errors="ignore").to_string(index=False))
-    books, trials = (records.load(records.PUBLISHED / name) for name in ("books", "readings"))
+    names = ("fair", "books", "readings")
+    fair, books, trials = (records.load(records.PUBLISHED / name) for name in names)
+    fair_spread(fair["runs"], fair["probes"])
     campaigns = [plan.load({"campaign": name}) for name in ("books", "anchor")]
     cells([data.load(column) for campaign in campaigns for column in campaign.columns])
     counts()
