@@ -93,8 +93,13 @@ def settings_apart(runs: pd.DataFrame, flow: pd.DataFrame) -> None:
 
 
 def training(books: dict[str, pd.DataFrame]) -> None:
-    """Relation − MHA while it trains, gradients, what epochs do, and four GPUs beside one."""
+    """The first layer and Relation − MHA while they train, gradients, epochs, four GPUs by one."""
     runs, losses, key = books["runs"], books["losses"], ["scale", "variation"]
+    first = books["probes"].query("layer == 0 and metric in ('self_flow', 'effective_rank')")
+    first = first[first["variant"].isin(PAIRED)]
+    for name, group in first.groupby(["metric", *key, "variant"]):
+        means = group.groupby("tokens")["value"].mean().map("{:.3f}".format).to_dict()
+        print(f"layer 0 after so many tokens, {'/'.join(name)}: {means}")
     probed = books["probes"].query("metric == 'validation_nll'")
     for name, group in probed[probed["scale"].isin(["30M", "100M"])].groupby(key):
         wide = group.pivot_table("value", "tokens", ["variant", "seed"])

@@ -68,6 +68,32 @@ def flow_by_layer(rows: pd.DataFrame, records: Records) -> Figure:
     return figure
 
 
+def _first_layer(records: Records) -> pd.DataFrame:
+    chosen = "layer == 0 and metric in ('self_flow', 'effective_rank')"
+    return paired(records.probes.query(chosen))
+
+
+@drawing("first-layer", "The first layer while training", _first_layer)
+def first_layer(rows: pd.DataFrame, records: Records) -> Figure:
+    """Self flow of Relation’s first layer and the diagonal of MHA’s, and the effective rank of
+    either flow, on the validation text that is read while training; thin by seed, thick the mean.
+    Dashed: 20%, from which on the layer is an anchor."""
+    labels, shape = ("Self / diagonal flow", "effective rank"), {"sharex": "col", "sharey": "row"}
+    figure, axes, columns = panels(rows, 4.2, labels, "training tokens", **shape)
+    for _, scale_rows, panels_of_scale in columns:
+        for panel, metric in zip(panels_of_scale, ("self_flow", "effective_rank"), strict=True):
+            arms = scale_rows[scale_rows["metric"] == metric].groupby("variant")
+            for variant, arm in arms:
+                curves = arm.pivot_table("value", "tokens", "seed")
+                style.seeds_and_mean(panel, curves, COLOUR[variant])
+            panel.set_ylim(bottom=0, auto=True)
+        panels_of_scale[0].axhline(0.2, color=style.MUTED, linewidth=0.7, linestyle=style.DASHES)
+        panels_of_scale[0].yaxis.set_major_formatter(PERCENT)
+        style.counts(panels_of_scale[1].xaxis)
+    style.pair_names(axes[0, 0])
+    return figure
+
+
 @drawing("flow-maps", "Flow maps", lambda r: paired(r.maps))
 def flow_maps(rows: pd.DataFrame, records: Records) -> Figure:
     """Flow between blocks of tokens on the first diagnosed sequence, mean over heads. A row shows
