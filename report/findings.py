@@ -92,14 +92,20 @@ def settings_apart(runs: pd.DataFrame, flow: pd.DataFrame) -> None:
     print(f"the paper, 30M: hybrid - mha: {theirs:+.4f}")
 
 
-def training(books: dict[str, pd.DataFrame]) -> None:
-    """The first layer and Relation − MHA while they train, gradients, epochs, four GPUs by one."""
-    runs, losses, key = books["runs"], books["losses"], ["scale", "variation"]
-    first = books["probes"].query("layer == 0 and metric in ('self_flow', 'effective_rank')")
-    first = first[first["variant"].isin(PAIRED)]
-    for name, group in first.groupby(["metric", *key, "variant"]):
+def first_layer(probes: pd.DataFrame) -> None:
+    """Self flow and effective rank of the first layer by tokens, means over seeds."""
+    rows = probes.query("layer == 0 and metric in ('self_flow', 'effective_rank')")
+    rows = rows[rows["variant"].isin(PAIRED) | rows["variation"].str.startswith(study.TUNED)]
+    rates = rows["variation"].str.removesuffix("-further")
+    for name, group in rows.groupby(["metric", "scale", rates, "variant"]):
         means = group.groupby("tokens")["value"].mean().map("{:.3f}".format).to_dict()
         print(f"layer 0 after so many tokens, {'/'.join(name)}: {means}")
+
+
+def training(books: dict[str, pd.DataFrame]) -> None:
+    """The first layer, Relation − MHA while it trains, gradients, epochs, four GPUs beside one."""
+    runs, losses, key = books["runs"], books["losses"], ["scale", "variation"]
+    first_layer(books["probes"])
     probed = books["probes"].query("metric == 'validation_nll'")
     for name, group in probed[probed["scale"].isin(["30M", "100M"])].groupby(key):
         wide = group.pivot_table("value", "tokens", ["variant", "seed"])
@@ -177,6 +183,7 @@ def main() -> None:
     names = ("fair", "books", "readings")
     fair, books, trials = (records.load(records.PUBLISHED / name) for name in names)
     fair_spread(fair["runs"], fair["probes"])
+    first_layer(fair["probes"].query("variation.str.startswith(@study.TUNED)"))
     campaigns = [plan.load({"campaign": name}) for name in ("books", "anchor")]
     cells([data.load(column) for campaign in campaigns for column in campaign.columns])
     counts()
