@@ -88,11 +88,11 @@ def check_arguments(
 
 def check_available(name: str, p1: Tensor) -> None:
     """Raise InputError unless an operator's kernels run where p1 lies; asked last."""
+    reason = why_unavailable(p1.device)
+    if reason is not None:
+        raise InputError(f"{name} cannot run on {p1.device}: {reason}")
     if p1.device.type == "cpu" and p1.dtype == torch.bfloat16:
         raise InputError(
             "Triton's interpreter multiplies the bit patterns of bfloat16; on a CPU give p1, p2"
             " and info in float16 or float32"
         )
-    reason = why_unavailable(p1.device)
-    if reason is not None:
-        raise InputError(f"{name} cannot run on {p1.device}: {reason}")

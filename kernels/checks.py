@@ -1,6 +1,7 @@
 """Shared by the operators: argument checks, so that each mistake gets one clear line, and FP32."""
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
@@ -85,12 +86,13 @@ def check_lambda(lam: torch.Tensor) -> None:
         raise InputError(f"lam has shape {tuple(lam.shape)}; it is one number a layer: give ()")
 
 
-def without_autocast(x: torch.Tensor) -> torch.autocast:
+def without_autocast(x: torch.Tensor) -> AbstractContextManager:
     """A context in which FP32 products stay FP32 although the model runs under BF16 autocast."""
-    return torch.autocast(x.device.type, enabled=False)
+    return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)
 
 
 def projection_dtype(x: torch.Tensor) -> torch.dtype:
     """The dtype in which a projection reads x: autocast's where it is on, else x's own."""
     kind = x.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+    casts = not x.is_meta and torch.is_autocast_enabled(kind)
+    return torch.get_autocast_dtype(kind) if casts else x.dtype

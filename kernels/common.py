@@ -8,7 +8,8 @@ import triton.language as tl
 
 from relation.kernels.available import may_launch
 
-HOPPER, SMALL = "sm_90", "sm_120"
+HOPPER, OTHER = "sm_90", "sm_120"
+MOST_BLOCKS = 65_535  # of all but the first dimension of a launch, as CUDA counts them
 
 
 def cdiv(a: int, b: int) -> int:
@@ -66,7 +67,7 @@ def interpreted() -> bool:
 @functools.cache
 def architecture(device: torch.device) -> str:
     """Whose launches a CUDA device takes: Hopper's, or sm_120's, which fit every other GPU."""
-    return HOPPER if torch.cuda.get_device_capability(device)[0] == 9 else SMALL
+    return HOPPER if torch.cuda.get_device_capability(device)[0] == 9 else OTHER
 
 
 @triton.jit

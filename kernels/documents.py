@@ -115,16 +115,24 @@ class Documents:
         """(B, T) int64, the place of each token in its document, from 0."""
         return torch.arange(self.starts.shape[1], device=self.starts.device) - self.starts
 
-    def check(self, x: Tensor) -> None:
-        """Raise InputError unless they are of x, (B, H, T, D), and on its device."""
-        given, needed = tuple(self.starts.shape), (x.shape[0], x.shape[2])
-        if given != needed:
-            raise InputError(f"the documents are of (B, T) = {given} and the states of {needed}")
-        if self.starts.device != x.device:
-            raise InputError(
-                f"the documents lie on {self.starts.device} and the states on {x.device}; "
-                "make them on one device"
-            )
+
+def check_documents(documents: Documents | None, x: Tensor) -> None:
+    """Raise InputError unless documents are None, or of x's tokens, (B, H, T, D), on its device."""
+    if documents is None:
+        return
+    if not isinstance(documents, Documents):
+        raise InputError(
+            f"documents are a {type(documents).__name__}; give Documents.of(ids), of a number for "
+            "each token, or Documents.padded(mask)"
+        )
+    given, needed = tuple(documents.starts.shape), (x.shape[0], x.shape[2])
+    if given != needed:
+        raise InputError(f"the documents are of (B, T) = {given} and the states of {needed}")
+    if documents.starts.device != x.device:
+        raise InputError(
+            f"the documents lie on {documents.starts.device} and the states on {x.device}; "
+            "make them on one device"
+        )
 
 
 def _bounds(first: Tensor) -> tuple[Tensor, Tensor]:
@@ -170,7 +178,7 @@ def forget_at_starts(
     """
     if documents is None:
         return log_retention
-    documents.check(x)
+    check_documents(documents, x)
     if state is not None:
         raise InputError("documents start with an empty state; give them or a state, not both")
     return log_retention.masked_fill((documents.positions == 0)[:, None, :, None], -torch.inf)

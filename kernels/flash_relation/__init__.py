@@ -5,7 +5,7 @@ from torch import Tensor
 
 from relation.errors import InputError
 from relation.kernels.available import check_arguments, check_available, is_eager
-from relation.kernels.documents import Documents
+from relation.kernels.documents import Documents, check_documents
 
 
 def flash_relation(
@@ -20,10 +20,10 @@ def flash_relation(
 ) -> Tensor:
     """Full Relation, Y = F I, in memory linear in T (Section 3.1; Appendix A.1 and A.3).
 
-    p1, p2, info: (B, H, T, D), one of BF16, FP16 and FP32, any strides, T from 1 to 1,048,560
-    (16-bit: four times that; CUDA refuses more than 65,535 blocks of a head) and D from 16 to 128;
-    p1 and p2 after RoPE, info after Givens mixing; p2 and info may have fewer heads, a divisor of
-    H, each read by neighbouring heads of p1. lam: one FP32 number, shape () or (1,). Returns
+    p1, p2, info: (B, H, T, D), one of BF16, FP16 and FP32, any strides, T from 1 to 1,048,560 (in
+    16 bits twice that: a pass takes 65,535 tiles of a head) and D from 16 to 128; p1 and p2 after
+    RoPE, info after Givens mixing; p2 and info may have fewer heads, a divisor of H, each read by
+    neighbouring heads of p1. lam: one FP32 number, shape () or (1,). Returns
     (B, H, T, D) in their dtype, stored as (B, T, H, D). Scores, normalisers and sums are FP32.
     Differentiable once in p1, p2, info and lam; equal inputs give bitwise equal gradients.
     `transport_self=False` is the exchange-only ablation (Appendix D.1): the same flow, of which
@@ -39,10 +39,10 @@ def flash_relation(
         raise InputError(
             f"lam has shape {tuple(lam.shape)} and dtype {dtype}; give one float32 number"
         )
+    check_documents(documents, p1)
     check_available("flash_relation", p1)
     starts = ends = None
     if documents is not None:
-        documents.check(p1)
         starts, ends = documents.starts, documents.ends
     # Imported here, as it needs Triton.
     from relation.kernels.flash_relation.op import EagerRelation, relation_forward

@@ -12,6 +12,7 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from relation.kernels.common import cdiv
 from relation.kernels.flash_relation.hopper_forward import hopper_forward_kernel
 from relation.kernels.flash_relation.hopper_p1 import hopper_p1_kernel
 from relation.kernels.flash_relation.hopper_p2_info import hopper_p2_info_kernel
@@ -108,9 +109,9 @@ def launch_backward(
     B, H, T, _ = p1.shape
     # Of each head three planes, from the first kernel to the second: -n and -G . Y of its rows, and
     # what flows through Self.
-    row_sums = log_norm.new_empty((B * H, 3, -(-T // 4) * 4))
+    row_sums = log_norm.new_empty((B * H, 3, cdiv(T, 4) * 4))
     groups = p1_launch.groups
-    parts = log_norm.new_empty(B * H * -(-T // (GLUON_BLOCK * groups)) * groups)
+    parts = log_norm.new_empty(B * H * cdiv(T, GLUON_BLOCK * groups) * groups)
     dlam = log_norm.new_empty(())
     counters = p1.new_zeros(2, dtype=torch.int32)
     norms, logits, sums = (_describe_numbers(x, T) for x in (log_norm, gate_logit, row_sums))

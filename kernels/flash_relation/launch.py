@@ -9,7 +9,7 @@ import math
 import torch
 from torch import Tensor
 
-from relation.kernels.common import empty_tokens
+from relation.kernels.common import cdiv, empty_tokens
 from relation.kernels.flash_relation import portable
 from relation.kernels.flash_relation.hopper import chosen
 from relation.kernels.flash_relation.launches import select_launches
@@ -95,7 +95,7 @@ def empty_aligned(x: Tensor) -> Tensor:
     """
     B, H, T, D = x.shape
     unit = ALIGNMENT // x.element_size()
-    width = -(-D // unit) * unit
+    width = cdiv(D, unit) * unit
     tokens = x.new_empty((B, T, H, width)).transpose(1, 2)
     return tokens if width == D else tokens[..., :D]
 
@@ -113,4 +113,4 @@ def aligned_rows(x: Tensor) -> Tensor:
     B, H, T = x.shape
     if T % unit == 0 and x.is_contiguous() and x.data_ptr() % ALIGNMENT == 0:
         return x
-    return x.new_empty((B, H, -(-T // unit) * unit))[..., :T].copy_(x)
+    return x.new_empty((B, H, cdiv(T, unit) * unit))[..., :T].copy_(x)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import torch
 
-from relation.kernels.common import architecture
+from relation.errors import InputError
+from relation.kernels.common import MOST_BLOCKS, architecture, cdiv, padded_width
 
 FILE = Path(__file__).with_name("launches.toml")
 PASSES = ("forward", "repair", "p1", "p2_info")
@@ -144,7 +145,7 @@ def split_width(head_dim: int, padded: bool = False) -> tuple[int, int]:
     wide = 1 << (head_dim.bit_length() - 1)
     if wide == head_dim:
         return wide, 0
-    rest = max(16, 1 << (head_dim - wide - 1).bit_length())
+    rest = padded_width(head_dim - wide)
     return (2 * wide, 0) if rest == wide or (padded and wide < 64) else (wide, rest)
 
 
@@ -154,8 +155,12 @@ def grid(x: torch.Tensor, block: int) -> tuple[int, int, int]:
     CUDA starts programs with the first of the three numbers counting fastest.
     """
     B, H, T, D = x.shape
-    scanned = 2 * T * D * x.element_size()
-    return head_groups(B * H, -(-T // block), scanned, cache_bytes(x.device))
+    scanned, blocks = 2 * T * D * x.element_size(), cdiv(T, block)
+    if blocks > MOST_BLOCKS:
+        raise InputError(
+            f"T is {T:,}; a pass takes {MOST_BLOCKS * block:,} tokens at most: split the text"
+        )
+    return head_groups(B * H, blocks, scanned, cache_bytes(x.device))
 
 
 @functools.cache
@@ -167,8 +172,8 @@ def head_groups(heads: int, blocks: int, scanned: int, cache: int) -> tuple[int,
     """
     most = max(1, cache // 2 // scanned)
     size = next(size for size in range(min(most, heads), 0, -1) if heads % size == 0)
-    # CUDA counts at most 65,535 of all but the first: heads without a fitting divisor run at once.
-    return (size, blocks, heads // size) if heads // size <= 65_535 else (heads, blocks, 1)
+    # Heads without a fitting divisor run at once.
+    return (size, blocks, heads // size) if heads // size <= MOST_BLOCKS else (heads, blocks, 1)
 
 
 @functools.cache

@@ -19,12 +19,12 @@ def linear_relation(
 ) -> tuple[Tensor, Tensor]:
     """Ask Self, Ask Others, Answer, Become Others (Section 5.2; Appendix A.4), in chunks of tokens.
 
-    p1, p2, info: (B, H, T, D), one of BF16, FP16 and FP32, any strides, T >= 1 and D from 16 to
-    128; p1, p2 after RoPE and before normalisation, info after Givens mixing; p2 and info may have
-    fewer heads, a divisor of H, each read by neighbouring heads of p1. log_retention:
-    g = log alpha <= 0, (B, H, T, D), FP32 or BF16; -inf forgets all. state: C of the tokens before,
-    (B, H, D, D), FP32, with the retained channel first and the information channel last, or None
-    for C = 0. tau: the Self temperature. documents: each starts with C = 0.
+    p1, p2, info: (B, H, T, D), one of BF16, FP16 and FP32, any strides, T from 1 to 2,097,120 (in
+    16 bits twice that) and D from 16 to 128; p1, p2 after RoPE and before normalisation, info after
+    Givens mixing; p2 and info may have fewer heads, a divisor of H, each read by neighbouring heads
+    of p1. log_retention: g = log alpha <= 0, (B, H, T, D), FP32 or BF16; -inf forgets all. state: C
+    of the tokens before, (B, H, D, D), FP32, with the retained channel first and the information
+    channel last, or None for C = 0. tau: the Self temperature. documents: each starts with C = 0.
     Returns y (B, H, T, D) in info's dtype, stored as (B, T, H, D), and the final state
     (B, H, D, D), FP32. Sums are FP32, and no retention, however strong, gives NaN. Differentiable
     once in every tensor; equal inputs give bitwise equal results and gradients.
@@ -33,8 +33,8 @@ def linear_relation(
     which `why_unavailable` has a reason.
     """
     _check_inputs(p1, p2, info, log_retention, state, tau)
-    if documents is not None:
-        log_retention = forget_at_starts(documents, p1, log_retention, state)
+    log_retention = forget_at_starts(documents, p1, log_retention, state)
+    check_available("linear_relation", p1)
     # Imported here, as it needs Triton.
     from relation.kernels.linear_relation.op import EagerRelation, linear_forward
 
@@ -57,4 +57,3 @@ def _check_inputs(p1, p2, info, log_retention, state, tau) -> None:
         if x.shape != shape or dtype not in dtypes.split(" or "):
             found = f"dtype {dtype}" if x.shape == shape else f"shape {tuple(x.shape)}"
             raise InputError(f"{name} has {found}; give {tuple(shape)} in {dtypes}")
-    check_available("linear_relation", p1)

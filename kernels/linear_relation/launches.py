@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import torch
 
-from relation.kernels.common import HOPPER, SMALL, architecture
+from relation.kernels.common import HOPPER, OTHER, architecture
 
 
 class Launch(NamedTuple):
@@ -97,7 +97,7 @@ LAUNCHES: dict[tuple[str, int], tuple[Launches, ...]] = {
             weak_coordinates=Launch(16, 32, 4, 1, 128),
         ),
     ),
-    (SMALL, 2): (
+    (OTHER, 2): (
         Launches(
             128, 64, "bf16x3", 1024,
             prepare=Launch(128, 128, 4, 1),
@@ -108,7 +108,7 @@ LAUNCHES: dict[tuple[str, int], tuple[Launches, ...]] = {
         ),
     ),
     (HOPPER, 4): (_FP32,),
-    (SMALL, 4): (_FP32,),
+    (OTHER, 4): (_FP32,),
 }  # fmt: skip
 
 _ANY = Launches(

@@ -17,6 +17,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from relation.errors import InputError
+from relation.kernels.checks import projection_dtype
 from relation.kernels.documents import Documents
 from relation.ops import full_relation_step
 from relation.ops.backends import Automatic
@@ -44,9 +45,10 @@ def add_lambda(
             f"{type(model).__name__} has no causal attention modules with a layer_idx; "
             "attn_implementation='relation' is for Llama-type models"
         )
-    folder = Path(model.config._name_or_path if saved is None else saved)
+    # A model made from a configuration was loaded from nowhere: its path is "".
+    folder = model.config._name_or_path if saved is None else saved
     prefix = f"{model.base_model_prefix}."  # which names in its base model lack
-    stored, values = _saved_lambdas(folder, prefix), {}
+    stored, values = _saved_lambdas(Path(folder), prefix) if folder else {}, {}
     for name, module in modules.items():
         config = getattr(module, "config", model.config)
         if config._attn_implementation != NAME:
@@ -60,8 +62,8 @@ def add_lambda(
         key = f"{name}.lam".removeprefix(prefix)
         if must_load and key not in stored:
             raise InputError(
-                f"{folder} has no {name}.lam, or is no folder here; give saved=, the folder of "
-                "safetensors that has it, or init= to begin anew"
+                f"{folder or 'a new model'} has no {name}.lam, or is no folder here; give saved=, "
+                "the folder of safetensors that has it, or init= to begin anew"
             )
         values[module] = stored.get(key, 0.5 if init is None else init)
     for module in modules.values():
@@ -202,6 +204,8 @@ def relation_attention(
     ):
         if used:
             raise InputError(f"attn_implementation='relation' has no {name}; switch it off")
+    # Under autocast RoPE in FP32 leaves Q and K wider than V.
+    query, key, value = (x.to(projection_dtype(x)) for x in (query, key, value))
     width, lam = query.shape[-1], lam.float() if lam.dtype != torch.float64 else lam
     if scaling is not None and scaling != width**-0.5:
         query = query * (scaling * width**0.5)

@@ -35,11 +35,7 @@ class Cache:
 
     def begin(self, lengths: Tensor) -> None:
         """Expect a prompt of unequal rows, of which row b has lengths[b] tokens, (B,) int64."""
-        if self.length:
-            raise InputError(
-                f"rows of unequal length begin with an empty cache, and this one has read "
-                f"{self.length} tokens; start a new decode state"
-            )
+        _check_empty(self.length)
         self.lengths = lengths
 
     def padding(self, tokens: int) -> Tensor | None:
@@ -198,8 +194,10 @@ class DecodeState:
     def begin(self, tokens: Tensor, lengths: Sequence[int]) -> Tensor:
         """Expect prompts (B, n) of which row b has lengths[b] tokens of its own: (B,) int64.
 
-        Raises InputError for lengths that do not fit, an empty prompt among them.
+        Raises InputError for lengths that do not fit, an empty prompt among them, and for a state
+        that has read tokens.
         """
+        _check_empty(self.length)
         batch, width = tokens.shape
         if len(lengths) != batch or not 1 <= min(lengths) <= max(lengths) <= width:
             raise InputError(
@@ -221,3 +219,11 @@ class DecodeState:
         """`Cache.reorder` of every layer."""
         for layer in self.layers:
             layer.reorder(rows)
+
+
+def _check_empty(length: int) -> None:
+    if length:
+        raise InputError(
+            f"prompts with lengths begin with an empty cache, and this one has read {length} "
+            "tokens; start a new decode state"
+        )

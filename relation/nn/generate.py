@@ -37,7 +37,8 @@ def generate_tokens(
 
     Ends before the token `stop`, which is not yielded. `state` is the decode state to go on from,
     an empty one by default; it takes the prompt and each token that another one follows, and on a
-    GPU is up to date when the iterator has ended. Under autocast tokens are computed in its dtype.
+    GPU is up to date when the iterator has ended; one that is left before may have taken the last
+    token too. Under autocast tokens are computed in its dtype.
     For one seed, devices differ only where the rounding of their logits decides. Raises InputError
     for an empty prompt, an id outside the vocabulary or a count below 1, RunError for logits that
     are not finite.

@@ -31,10 +31,9 @@ from torch import Tensor, nn
 
 from relation import ops
 from relation.errors import InputError
-from relation.kernels.documents import Documents
+from relation.kernels.documents import Documents, check_documents
 from relation.nn.cache import Cache, DecodeState, HistoryCache, LinearState
 from relation.nn.norms import HeadRMSNorm, Normed, RMSNorm
-from relation.ops.attention import check_documents
 from relation.ops.backends import Execution
 from relation.ops.rope import apply_rope, rope_angles
 from relation.variants import CALIBRATED, FULL, LINEAR, MHA, MIXERS, ModelConfig

@@ -10,7 +10,7 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from relation.errors import InputError
 from relation.kernels import decoding
@@ -71,10 +71,18 @@ def why_plain(model: Decoder, device: torch.device, dtype: torch.dtype) -> str |
         "an output gate": config.output_gate,
         "a null logit": config.null_logit,
         "calibrated attention": CALIBRATED in config.layout,
+        "adapters or hooks": any(map(_is_changed, model.modules())),
     }.items():
         if used:
             return f"it has {part}, which the kernels do not"
     return decoding.why_not(device, dtype, config.head_dim)
+
+
+def _is_changed(module: nn.Module) -> bool:
+    """Whether calling a module is more than its own weights say: LoRA, quantisation, hooks."""
+    is_own = type(module).__module__.startswith(("relation.", "torch.nn.", "torch._dynamo."))
+    hooked = module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)
+    return not is_own or bool(hooked)
 
 
 class Prepared:

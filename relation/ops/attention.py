@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from relation.errors import InputError
 from relation.kernels.checks import check_groups, check_states, without_autocast
-from relation.kernels.documents import Documents, unseen
+from relation.kernels.documents import Documents, check_documents, unseen
 
 
 def scores(p1: Tensor, p2: Tensor) -> Tensor:
@@ -25,8 +25,7 @@ def scores(p1: Tensor, p2: Tensor) -> Tensor:
     wide = torch.promote_types(p1.dtype, torch.float32)
     if p1.dtype == torch.float16:
         p1, p2 = p1.to(wide), p2.to(wide)
-    with without_autocast(p1):
-        U = shared_matmul(p1, p2.transpose(-1, -2)).to(wide)
+    U = shared_matmul(p1, p2.transpose(-1, -2)).to(wide)
     return U / math.sqrt(p1.shape[-1])
 
 
@@ -39,13 +38,15 @@ def for_heads(x: Tensor, heads: int) -> Tensor:
 def shared_matmul(a: Tensor, x: Tensor) -> Tensor:
     """a @ `for_heads(x, H)`, (B, H, n, K) by (B, H or fewer, K, D), without copying x.
 
-    Heads of a that read one of x are its rows.
+    Heads of a that read one of x are its rows. The product has the inputs' dtype, under autocast
+    too.
     """
     groups = a.shape[1] // x.shape[1]
-    if groups == 1:
-        return a @ x
-    rows = a.unflatten(1, (-1, groups)).flatten(2, 3)  # (B, H / groups, groups n, K)
-    return (rows @ x).unflatten(2, (groups, -1)).flatten(1, 2)
+    with without_autocast(a):
+        if groups == 1:
+            return a @ x
+        rows = a.unflatten(1, (-1, groups)).flatten(2, 3)  # (B, H / groups, groups n, K)
+        return (rows @ x).unflatten(2, (groups, -1)).flatten(1, 2)
 
 
 def softmax(U: Tensor, null: bool = False) -> Tensor:
@@ -119,7 +120,7 @@ def fused_attention(
     if null:
         # The null token stands first, so that every other one sees it; its own row is left out.
         q, k, v = (F.pad(x, (0, 0, 1, 0)) for x in (q, k, v))
-    with sdpa_kernel(kernel):
+    with sdpa_kernel(kernel), without_autocast(q):
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=shares)
     return y[:, :, 1:] if null else y
 
@@ -161,15 +162,3 @@ def check_step(name: str, block: Tensor, visible: Tensor | None, **history: Tens
             )
         return visible
     return torch.ones(n, total, dtype=torch.bool, device=block.device).tril(total - n)
-
-
-def check_documents(documents: Documents | None, x: Tensor) -> None:
-    """Raise InputError unless documents are None or of the tokens of x, (B, H, T, D)."""
-    if documents is None:
-        return
-    if not isinstance(documents, Documents):
-        raise InputError(
-            f"documents are a {type(documents).__name__}; give Documents.of(ids), of a number for "
-            "each token, or Documents.padded(mask)"
-        )
-    documents.check(x)

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from relation.kernels.checks import check_device, check_groups, check_lambda, check_tau
-from relation.kernels.documents import Documents, token_counts, unseen
-from relation.ops.attention import check_documents, check_step, scores, shared_matmul
+from relation.kernels.documents import Documents, check_documents, token_counts, unseen
+from relation.ops.attention import check_step, scores, shared_matmul
 
 
 def full_flow(

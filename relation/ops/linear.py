@@ -15,7 +15,7 @@ from relation.errors import InputError
 from relation.kernels import checks
 from relation.kernels.checks import without_autocast
 from relation.kernels.documents import Documents, forget_at_starts
-from relation.ops.attention import check_documents, for_heads
+from relation.ops.attention import for_heads
 
 CHUNK = 32  # a power of two
 
@@ -44,7 +44,6 @@ def _read_write(
     for name, x, shape in shapes:
         if x is not None and x.shape != shape:
             raise InputError(f"{name} has shape {tuple(x.shape)}; give {shape}")
-    check_documents(documents, p1)
     log_retention = forget_at_starts(documents, p1, log_retention, state)
     wide = torch.promote_types(p1.dtype, torch.float32)
     p2, info = (for_heads(x, H) for x in (p2, info))

@@ -216,6 +216,29 @@ def test_lambda_is_trained_saved_and_read_back(tmp_path):
     assert add_lambda(elsewhere, 0.25).model.layers[0].self_attn.lam == 0.25
 
 
+def test_a_new_models_lambdas_come_from_no_folder(tmp_path, monkeypatch):
+    llama(2).save_pretrained(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    config = llama(2).config
+    config._name_or_path = ""
+    model = add_lambda(transformers.LlamaForCausalLM(config), 0.25)
+    assert [layer.self_attn.lam.item() for layer in model.model.layers] == [0.25] * 2
+
+
+def test_under_autocast_it_trains_and_writes():
+    """RoPE in FP32 leaves Q and K wider than V."""
+    model, mask = llama(2), torch.ones_like(TOKENS)
+    mask[0, :5] = 0
+    given = {"attention_mask": mask, "labels": TOKENS}
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = model(TOKENS, **given).loss
+        cached = model.generate(TOKENS, attention_mask=mask, max_new_tokens=3, do_sample=False)
+    loss.backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+    assert loss.item() == pytest.approx(model(TOKENS, **given).loss.item(), rel=0.02)
+    assert cached.shape == (len(TOKENS), TOKENS.shape[1] + 3)
+
+
 @pytest.mark.parametrize("family", ["Mistral", "Qwen2"])
 def test_other_families_run_it(family):
     model = llama(2, family)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 
+import peft
 import pytest
 import torch
 from conftest import refusal
@@ -303,3 +304,12 @@ class TestOnGpu:
 def test_a_model_without_kernels_is_named(variant, part):
     assert part in why_plain(prepared_model(variant), torch.device("cpu"), torch.float32)
     assert part in refusal(lambda: Prepared(prepared_model(variant), torch.float32))
+
+
+def test_adapters_and_hooks_are_not_passed_over():
+    adapter = peft.LoraConfig(target_modules=["w1"])
+    model = peft.inject_adapter_in_model(adapter, prepared_model("full"))
+    hooked = prepared_model("full")
+    hooked.blocks[1].register_forward_hook(lambda *_: None)
+    for each in (model, hooked):
+        assert "adapters or hooks" in why_plain(each, torch.device("cpu"), torch.float32)

@@ -25,8 +25,8 @@ each_backend = pytest.mark.parametrize(("kind", "name"), PLAIN)
 each_shape = pytest.mark.parametrize("shape", [(1, 2, 70, 48), (1, 1, 1, 60)])
 each_dtype = pytest.mark.parametrize(
     ("dtype", "autocast"),
-    [(torch.float32, False), (torch.float16, False), (torch.bfloat16, False),
-     (torch.bfloat16, True)],
+    [(torch.float32, False), (torch.float32, True), (torch.float16, False),
+     (torch.bfloat16, False), (torch.bfloat16, True)],
 )  # fmt: skip
 
 
