@@ -11,7 +11,7 @@ PROJECT = Path(workflow.basedir)
 sys.path.insert(0, str(PROJECT))
 
 from relation import records
-from relation.errors import InputError
+from relation.errors import InputError, RelationError
 from relation.plan import load
 
 
@@ -61,6 +61,8 @@ rule all:
     default_target: True
     input:
         rules.report.output,
+        # By themselves too, so that a record that was deleted is made again.
+        [f"{FOLDER}/{path}" for path in FILES if not path.startswith("data/")],
 
 
 onstart:
@@ -71,5 +73,5 @@ onstart:
             prepared=[job.wildcards.data for job in jobs if job.rule.name == "prepare"],
             on_gpu=here and any(job.resources.get("gpu") for job in jobs),
         )
-    except InputError as error:
+    except (RelationError, OSError) as error:
         sys.exit(f"error: {error}")

@@ -9,6 +9,7 @@ every parameter in its training step; both judge by `deviations`.
 
 import gc
 import math
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -429,8 +430,8 @@ def gradients(check: Check, out: Path) -> None:
     """Check the gradient of every parameter of the campaign's training step against FP64.
 
     A compiler can lose or mis-scale a gradient without an error, and training would go on. The
-    step is the campaign's: its loss, compilation, precision and backends. Raises RunError where a
-    gradient is wrong, with every row written.
+    step is the campaign's: its loss, compilation, precision and backends. Prints every gradient
+    that is wrong; raises RunError where one is.
     """
     rows: list[dict] = []
     progress = Progress("check gradients", len(check.gradients), "variants")
@@ -444,12 +445,12 @@ def gradients(check: Check, out: Path) -> None:
     shared = records.key(check, "gradients") | records.origin(check.hash, describe(device))
     records.write(out, "gradients", rows, shared)
     wrong = [row for row in rows if not row["error"] <= row["allowed"]]
-    names = list(dict.fromkeys("{variant} {parameter}".format_map(row) for row in wrong))
+    for row in wrong:
+        line = "{variant} {parameter}: {measure} error {error:.2e}, allowed {allowed:.2e}"
+        print(line.format_map(row), file=sys.stderr)
     if wrong:
-        others = f" and of {len(names) - 1} more" if len(names) > 1 else ""
-        error = "{measure} error {error:.2e}, allowed {allowed:.2e}".format_map(wrong[0])
         raise RunError(
-            f"the gradient of {names[0]} ({error}){others} is wrong with PyTorch "
-            f"{torch.__version__}; {out} has every error: train nothing, use the pinned versions, "
-            "or `compile: false` in config.yaml where the campaign compiles"
+            f"the gradient of {wrong[0]['variant']} {wrong[0]['parameter']} is wrong with PyTorch "
+            f"{torch.__version__}, {len(wrong)} errors above: train nothing, use the pinned "
+            "versions, or `compile: false` in config.yaml where the campaign compiles"
         )

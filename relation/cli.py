@@ -6,6 +6,7 @@ given as KEY=VALUE. PyTorch is imported by the commands that need it.
 """
 
 import argparse
+import math
 import os
 import sys
 from collections import Counter
@@ -53,6 +54,7 @@ def _begin(options: Options, hash: str, job: str) -> None:
 
     _check_hash(options, hash, job)
     torch.set_num_threads(1)
+    records.commit()  # kept for the job's records: that of the code which now runs
 
 
 def _data(campaign: Campaign, run: Run) -> Path:
@@ -100,6 +102,8 @@ def _train(campaign: Campaign, options: Options) -> Path | None:
     run = campaign.run(options.target)
     _check_hash(options, run.hash, f"run {run.name}")
     data = _data(campaign, run)
+    if options.processes < 1:
+        raise InputError(f"--processes is {options.processes}; give 1 or more")
     if options.processes > 1 and "TORCHELASTIC_RUN_ID" not in os.environ:
         return _under_torchrun(options.processes)
     from relation.train.run import train
@@ -213,6 +217,8 @@ def _report(campaign: Campaign, options: Options) -> Path:
 
 
 def _duration(hours: float) -> str:
+    if math.isnan(hours):
+        return "an unknown time (a scale has no expected_tokens_per_second)"
     return f"{hours:,.2f} h" if hours >= 0.1 else f"{60 * hours:.1f} min"
 
 
@@ -246,7 +252,7 @@ def _plan(campaign: Campaign, options: Options) -> None:
     runs = [run for run in campaign.runs if f"runs/{run.name}/run.parquet" in todo]
     hours: Counter = Counter()
     for run in runs:
-        speed = campaign.expected_tokens_per_second[run.scale]
+        speed = campaign.expected_tokens_per_second[run.scale] or math.nan
         hours[f"{run.scale}/{run.variation}"] += run.budget_tokens / speed / 3600
     print(*(f"  {name}: {_duration(value)} of training" for name, value in hours.items()), sep="\n")
     unit = "GPU" if campaign.device == "cuda" else "core"

@@ -34,7 +34,7 @@ CONFIG = Path("config.yaml")
 _OF_MODEL = "it is a field of the model: make a variant of it (docs/extending.md)"
 
 Count = Annotated[StrictInt, Field(ge=1)]
-Seed = Annotated[StrictInt, Field(ge=0)]
+Seed = Annotated[StrictInt, Field(ge=0, lt=2**63)]
 Positive = Annotated[float, Field(strict=True, gt=0)]
 Counts = Annotated[list[Count], Field(min_length=2, max_length=2)]
 Deviation = Positive | Literal["1/sqrt(d)", "sqrt(2/(5d))"]
@@ -156,11 +156,11 @@ class Options(Section):
 
 
 class Stream(Section):
-    """A data set of the Hugging Face hub, or a local folder of the same form."""
+    """A data set of the Hugging Face hub."""
 
-    path: StrictStr = need("Name on the hub, or a local folder")
+    path: StrictStr = need("Name on the hub")
     name: StrictStr | None = key("Configuration of the data set")
-    revision: StrictStr | None = key("Commit of the hub that is read; a local folder has none")
+    revision: StrictStr | None = key("Commit that is read")
     column: StrictStr = key("Column that holds the text; left out: text")
 
 
@@ -303,7 +303,7 @@ class CampaignSection(Options):
 class Choice(Section):
     """config.yaml, and what `--config KEY=VALUE` of Snakemake replaces of it."""
 
-    campaign: StrictStr = need("Which campaign of config/ to run")
+    campaign: Name = need("Which campaign of config/ to run")
     scales: Restriction = key("null: all; or one, or several separated by commas")
     variations: Restriction = key("The same of variations")
     variants: Restriction = key("The same of variants")
@@ -320,10 +320,10 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node, deep=False):
         seen = set()
         for key_node, _ in node.value:
-            if key_node.value in seen:
-                problem = f"the key {key_node.value!r} stands there twice"
+            if (name := str(key_node.value)) in seen:  # one that is no scalar is refused below
+                problem = f"the key {name!r} stands there twice"
                 raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
-            seen.add(key_node.value)
+            seen.add(name)
         return super().construct_mapping(node, deep)
 
 
@@ -348,7 +348,8 @@ def read(path: Path) -> dict:
         text = path.read_text(encoding="utf-8")
         content = json.loads(text) if path.suffix == ".json" else yaml.load(text, _Loader)
     except FileNotFoundError:
-        raise InputError(f"no configuration file {path}; run in the project's folder") from None
+        hint = "choices take no --config" if "=" in str(path) else "run in the project's folder"
+        raise InputError(f"no configuration file {path}; {hint}") from None
     except yaml.YAMLError as error:
         where = getattr(error, "problem_mark", None)
         line = f" line {where.line + 1}" if where else ""

@@ -21,8 +21,9 @@ def check_among(name: Any, choices: Collection, problem: str) -> None:
     """Raise InputError, with the nearest choice or all, unless `name` is one of them."""
     if name not in choices:
         names = list(map(str, choices))
-        near = [] if str(name).isdigit() else get_close_matches(str(name), names, 1)
-        every = f"choose among {', '.join(names)}" if names else "there is none"
+        near = [] if str(name).isdigit() else get_close_matches(str(name), names, 1, cutoff=0.7)
+        every = f"choose among {', '.join(names[:20])}" if names else "there is none"
+        every += ", ..." if len(names) > 20 else ""
         hint = f"did you mean {near[0]!r}?" if near else every
         raise InputError(f"{problem}; {hint}")
 

@@ -12,16 +12,23 @@ from typing import Any
 from relation.config import hash_of
 from relation.variants import ModelConfig
 
+# What of a corpus and of a run is in no hash: names, places, how it is executed and looked at. A
+# field that is not here counts as soon as it is not at its default.
+_DATA_APART = ("campaign", "corpus", "title", "path", "source", "largest_context")
+_DATA_APART += ("diagnosed_tokens",)
+_RUN_APART = ("campaign", "variation", "scale", "variant", "further", "model", "data")
+_RUN_APART += ("device", "compile", "backends", "deterministic", "tokens_per_update", "divergence")
+_RUN_APART += ("checkpoint_seconds", "checkpoint_tokens")
+READ_WHILE_TRAINING = ("probes", "probe_sequences", "validations", "validation_tokens")
+READ_OF_FLOW = ("flow_sequences", "flow_window", "flow_length", "rank_length")
 
-def non_defaults(values: Any, *names: str) -> dict[str, Any]:
-    """A dataclass's fields that are not at their default, as JSON holds them.
 
-    names: of these fields alone, if any are given.
-    """
+def non_defaults(values: Any, without: Sequence[str] = ()) -> dict[str, Any]:
+    """A dataclass's fields that are not at their default, as JSON holds them."""
     changed = {}
     for field in fields(values):
         value = getattr(values, field.name)
-        if (not names or field.name in names) and value != field.default:
+        if field.name not in without and value != field.default:
             changed[field.name] = _plain(value)
     return changed
 
@@ -63,10 +70,8 @@ class Data:
 
     def specification(self) -> dict:
         """What determines its tokens."""
-        read = ("train_tokens", "validation_tokens", "tokenizer_characters")
-        split = ("validation_modulus", "document_characters")
         texts = {"source": self.source} if self.fingerprint is None else {}
-        return texts | non_defaults(self, "fingerprint", "vocabulary", *read, *split)
+        return texts | non_defaults(self, _DATA_APART)
 
     @property
     def hash(self) -> str:
@@ -85,8 +90,7 @@ class Job:
 
     def specification(self) -> dict:
         """What determines its result: all but where it stands."""
-        values = non_defaults(self)
-        return {n: v for n, v in values.items() if n not in ("campaign", "variation")}
+        return non_defaults(self, ("campaign", "variation"))
 
     @property
     def hash(self) -> str:
@@ -144,18 +148,13 @@ class Run(Job):
 
     def specification(self) -> dict:
         """What determines the trained weights and the final loss."""
-        schedule = ("context", "micro", "accumulation", "budget_tokens", "warmup_tokens")
-        optimiser = ("learning_rate", "betas", "weight_decay", "gradient_clip", "adam_eps")
-        decay = ("decay_embedding", "decay_vectors", "plateau_fraction")
-        text = ("document_mask", "init_key", "precision", "seed")
-        options = non_defaults(self, *schedule, *optimiser, *decay, *text)
+        options = non_defaults(self, (*_RUN_APART, *READ_WHILE_TRAINING, *READ_OF_FLOW))
         return {**options, "model": non_defaults(self.model), "data": self.data.specification()}
 
     @property
     def flow_hash(self) -> str:
         """The hash of the diagnostics of its checkpoint."""
-        read = ("flow_sequences", "flow_window", "flow_length", "rank_length")
-        return hash_of({"run": self.hash, **non_defaults(self, *read)})
+        return hash_of({"run": self.hash, **{name: getattr(self, name) for name in READ_OF_FLOW}})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -48,15 +48,13 @@ _CHECKED = {"bf16": (512, 8, 32), "fp32": (32, 2, 16)}
 class Matrix:
     """A campaign's values, and what is built from them; every error names the place to change.
 
-    corpus: what is read in place of the campaign's texts, or None; variations: what each changes;
-    one_off: which of them is one, "" for none. It moves nothing of other runs.
+    corpus: what is read in place of the campaign's texts, or None; variations: what each changes.
     """
 
     name: str
     section: CampaignSection
     corpus: str | None
     variations: dict[str, dict]
-    one_off: str = ""
 
     def options(self, scale: str, variant: str, changes: Mapping = {}) -> dict:
         """The options of a run: the campaign's, over them the scale's, over those a variation's.
@@ -85,7 +83,7 @@ class Matrix:
         if path is None and streams is None:
             raise InputError(f"{place}: corpora.{corpus} has no path and no streams; give one")
         for stream in streams or ():
-            if stream.get("revision") is None and not Path(stream["path"]).exists():
+            if stream.get("revision") is None:
                 where = f"{place}: corpora.{corpus}.streams"
                 raise InputError(f"{where}: give {stream['path']} a revision, a commit of the hub")
         if self.corpus is not None:
@@ -164,8 +162,8 @@ class Matrix:
         """Every run, each specification once; the corpora; variations that equal earlier ones."""
         planned: dict[tuple, tuple[dict, bool]] = {}  # by address: options, and whether further
         readers: dict[tuple, list[dict]] = {}  # options by corpus and vocabulary
-        windows: dict[tuple, int] = {}  # the longest context of those but the one-off
-        # A scale counts as it is too, whatever the variations leave of it.
+        # The longest context of the scales as they are: a variation moves no other run's flow.
+        windows: dict[tuple, int] = {}
         for scale, section in self.section.scales.items():
             for variant in PAIRED if section.variants is None else section.variants:
                 o = self.options(scale, variant)
@@ -183,8 +181,6 @@ class Matrix:
                     o = self.options(scale, variant, changes)
                     names = o["corpus"], o["vocabulary"]
                     readers.setdefault(names, []).append(o)
-                    if variation != self.one_off:
-                        windows[names] = max(o["context"], windows.get(names, 0))
                     for seed in (*seeds, *(further if variant in PAIRED else ())):
                         planned[scale, variation, variant, seed] = (o, seed in further)
         data = {names: self.data(*names, options) for names, options in readers.items()}

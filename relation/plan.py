@@ -90,7 +90,7 @@ class Campaign:
         self.diagnosed = tuple(PAIRED if section.diagnosed is None else section.diagnosed)
         self.efficiency_window = section.efficiency_window or 0.01
         self.expected_tokens_per_second = {
-            name: scale.expected_tokens_per_second or 1.0 for name, scale in section.scales.items()
+            name: scale.expected_tokens_per_second for name, scale in section.scales.items()
         }
         self.length = section.length
 
@@ -101,11 +101,12 @@ class Campaign:
         if choice.vary:
             varied, changes = _one_off(choice.vary, section.scales)
             base = variations[chosen[0]]
+            if base is not next(iter(variations.values())):  # of another it has another name
+                varied = f"{chosen[0]}+{varied}"
             base_scales = [scale for scale in scales if scale in base.get("scales", scales)]
             variations[varied] = {**base, "title": varied, "scales": base_scales, **changes}
             chosen.append(varied)
-        one_off = varied if choice.vary else ""
-        matrix = self.matrix = Matrix(name, section, choice.corpus, variations, one_off)
+        matrix = self.matrix = Matrix(name, section, choice.corpus, variations)
         self.planned, self.data, equals = matrix.runs()
         self._by_name = {run.name: run for run in self.planned}  # rules ask for each run often
         if choice.vary and (same := equals.get(varied)):
@@ -164,8 +165,8 @@ class Campaign:
 
     def write_settings(self, path: Path) -> None:
         """Write the resolved configuration, which `load` reads."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(self.settings, indent=1))
+        with records.atomic(path) as temporary:
+            temporary.write_text(json.dumps(self.settings, indent=1))
 
     def shipped(self, kind: str = "runs") -> Collection[str]:
         """The hashes of a kind that results/published has: these jobs are done."""
@@ -282,7 +283,7 @@ def _one_off(text: str, scales: Collection) -> tuple[str, dict]:
     for part in text.split():
         key, equals, value = part.partition("=")
         if not equals:
-            raise InputError(f"vary={text}: {part!r} is no KEY=VALUE; see config.yaml")
+            raise InputError(f"vary={text}: {part!r} is no KEY=VALUE; a value has no spaces")
         changes[key] = parsed(value)
     changes = validated(Variation, changes, "vary", scales=scales).as_dict()
     return re.sub(r"[^0-9A-Za-z._=+-]", "_", "+".join(text.split())), changes

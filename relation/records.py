@@ -226,7 +226,8 @@ def _table(path: Path, kind: str, names: Sequence[str] | None = None) -> pa.Tabl
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             lacking = sorted(set(KINDS[kind].names) - set(file.schema_arrow.names))
             if not lacking:
-                return file.read(names or KINDS[kind].names)
+                table = file.read(names or KINDS[kind].names)
+                return table.cast(pa.schema(KINDS[kind].field(name) for name in table.column_names))
     except FileNotFoundError:
         raise InputError(f"{path} is missing; run snakemake to make it") from None
     except (pa.ArrowException, OSError, ValueError) as error:
@@ -245,7 +246,7 @@ def read(paths: Path | Sequence[Path], kind: str) -> pd.DataFrame:
     Raises InputError, naming the file, where one is missing, damaged or lacks a column.
     """
     paths = [paths] if isinstance(paths, Path) else paths
-    tables = [_table(path, kind).cast(KINDS[kind]) for path in paths]
+    tables = [_table(path, kind) for path in paths]
     return pa.concat_tables([KINDS[kind].empty_table(), *tables]).to_pandas()
 
 

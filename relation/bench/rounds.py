@@ -182,7 +182,7 @@ class Answers:
 
 
 def _serve(side: Side, pipe: Any, device: torch.device, threads: int, parent: int) -> None:
-    """Answer questions until the other end is closed or its process is gone."""
+    """Answer "prepare", "seconds", "facts" and "release" until the other end is closed or gone."""
     torch.set_num_threads(threads)
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -307,7 +307,7 @@ class Sides:
                         by_side[name].samples[measure].append(answer)
         for name, answers in by_side.items():
             if not answers.failures:
-                answers.take(self._ask(name, "proof", None), measures)
+                answers.take(self._ask(name, "facts", None), measures)
             self._ask(name, "release")
         for name, answers in by_side.items() if len(by_side) > 1 else ():
             if any(failure.status == "OOM" for failure in answers.failures.values()):

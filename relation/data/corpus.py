@@ -53,8 +53,10 @@ def _read_parquet(path: Path) -> Iterator[str]:
     """The rows of the column `text`, without nulls."""
     file = pq.ParquetFile(path)
     names = file.schema_arrow.names
-    if "text" not in names or not pa.types.is_string(file.schema_arrow.field("text").type):
-        raise InputError(f"{path} has no column `text` of strings, only {', '.join(names)}")
+    kind = file.schema_arrow.field("text").type if "text" in names else None
+    if kind not in (pa.string(), pa.large_string(), pa.string_view()):
+        found = f"only {', '.join(names)}" if kind is None else f"that one is of {kind}"
+        raise InputError(f"{path} has no column `text` of strings, {found}")
     for batch in file.iter_batches(256, columns=["text"]):
         for text in batch.column(0).drop_null().to_pylist():
             if len(text) > _LONGEST:
@@ -70,7 +72,7 @@ def read_texts(path: Path) -> Iterator[str]:
     try:
         yield from filter(None, _READERS[path.suffix](path))
     except UnicodeDecodeError as error:
-        raise InputError(f"{path} is not UTF-8 at byte {error.start}; convert it") from None
+        raise InputError(f"{path} is not UTF-8 ({error.reason}); convert it") from None
     except (pa.ArrowException, OSError) as error:
         detail = (str(error).splitlines() or [type(error).__name__])[0]
         raise InputError(f"{path} cannot be read ({detail}); mend or replace it") from None

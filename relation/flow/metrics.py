@@ -169,10 +169,7 @@ def read_layers(
     places = None if documents is None else documents.positions[:, :flow_length]
     for index, flow in enumerate(model.flows(tokens, documents)):
         if not flow.isfinite().all():
-            raise InputError(
-                f"the flow of layer {index} is not finite: the model diverged; train it anew with "
-                "a lower learning_rate"
-            )
+            raise InputError(f"the flow of layer {index} is not finite: the model diverged")
         corner = flow[..., :flow_length, :flow_length]
         spectrum = read_spectrum(flow[..., :rank_length, :rank_length])
         yield Layer(index, corner, (read_flow(corner, places), spectrum))

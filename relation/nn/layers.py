@@ -28,8 +28,8 @@ class _Layer(nn.Module):
 
     def __init__(
         self,
-        d_model: int,
-        heads: int | None = None,  # refused in one line
+        d_model: int | None = None,  # as the next, refused in one line
+        heads: int | None = None,
         kv_heads: int | None = None,
         *,
         layer_index: int = 0,
@@ -38,7 +38,7 @@ class _Layer(nn.Module):
     ):
         check_type("layer_index", layer_index, int)
         for name in options:
-            names = (*self._options, "heads", "kv_heads", "layer_index", "backend")
+            names = (*self._options, "d_model", "heads", "kv_heads", "layer_index", "backend")
             check_among(name, names, f"{type(self).__name__} has no option {name!r}")
         sizes = dict(d_model=d_model, heads=heads, kv_heads=kv_heads, layout=self._layout)
         config = ModelConfig(vocab_size=1, d_ff=1, **sizes, **options)
@@ -70,6 +70,7 @@ class _Layer(nn.Module):
         x: Tensor,
         documents: Documents | None = None,
         cache: HistoryCache | LinearState | None = None,
+        **others,
     ) -> Tensor:
         """The layer of x, (B, T, d) to (B, T, d), in x's dtype (under autocast in that one).
 
@@ -79,6 +80,11 @@ class _Layer(nn.Module):
         fit or the backend does not take.
         """
         self._check(x)
+        if others:
+            raise InputError(
+                f"{type(self).__name__} takes no {', '.join(others)}: it is causal; give padding "
+                "as documents=Documents.padded(mask)"
+            )
         if cache is not None and not isinstance(cache, self._cache):
             raise InputError(
                 f"the cache is a {type(cache).__name__} and {type(self).__name__} takes a "

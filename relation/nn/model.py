@@ -22,7 +22,7 @@ projection multiplies into its weight instead of into every token's states (`rel
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -522,13 +522,17 @@ def check_tokens(tokens: Tensor, vocabulary: int) -> None:
 
 
 def shared_weights_hash(model: Decoder) -> str:
-    """SHA-256 of the matrices that MHA and Full Relation have in common, by name.
+    """`weights_hash` of the matrices that MHA and Full Relation have in common.
 
     Taken before training, it proves that the two runs of a pair started from the same weights.
     """
+    return weights_hash({name: p for name, p in model.named_parameters() if p.ndim == 2})
+
+
+def weights_hash(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of FP32 tensors, by name."""
     digest = hashlib.sha256()
-    for name, parameter in sorted(model.named_parameters()):
-        if parameter.ndim == 2:
-            digest.update(name.encode())
-            digest.update(parameter.detach().cpu().contiguous().numpy().tobytes())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()

@@ -1,5 +1,6 @@
 """Checkpoints in safetensors: a trained model, and the state from which a killed run goes on."""
 
+import errno
 import hashlib
 import json
 import sys
@@ -15,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from relation import records
 from relation.errors import InputError
 from relation.nn import Decoder, Execution
+from relation.nn.model import weights_hash
 from relation.variants import ModelConfig
 
 _DAMAGE = (SafetensorError, AttributeError, KeyError, RuntimeError, TypeError, ValueError)
@@ -31,15 +33,16 @@ def write(path: Path, tensors: Mapping[str, torch.Tensor], metadata: dict[str, s
         try:
             save_file(dict(tensors), temporary, metadata=metadata)
         except SafetensorError as error:
-            raise OSError(str(error)) from error
+            raise OSError(errno.EIO, str(error), str(path)) from error
         temporary.chmod(mode)
 
 
 def save_model(model: Decoder, path: Path, details: dict) -> None:
     """Write a model's FP32 parameters with its configuration and `details` in the header."""
+    tensors = {name: p.detach().cpu().contiguous() for name, p in model.named_parameters()}
+    details = {**details, "sha256": weights_hash(tensors)}
     # One key: safetensors writes several in an order that changes from run to run.
     metadata = json.dumps({**asdict(model.config), "details": details}, sort_keys=True)
-    tensors = {name: p.detach().cpu().contiguous() for name, p in model.named_parameters()}
     write(path, tensors, {"model": metadata})
 
 
@@ -69,8 +72,10 @@ def load_model(path: Path, device: torch.device, execution: Execution | None = N
     with _readable(path):
         with safe_open(path, framework="pt") as file:
             values = json.loads(file.metadata()["model"])
-        values.pop("details", None)
+        written = values.pop("details", {}).get("sha256")
         config, weights = ModelConfig(**values), load_file(path)
+        if written not in (None, weights_hash(weights)):
+            raise ValueError("its weights are not those that were written")
     model = Decoder(config, execution, seed=None, device=device)
     with _readable(path):
         model.load_state_dict(weights)
@@ -99,7 +104,7 @@ class RunState:
 
 def resume_key(hash: str, *execution: object) -> str:
     """What a resume state must have been made by: a specification, its execution, and the code."""
-    code = hashlib.sha256()
+    code = hashlib.sha256(torch.__version__.encode())
     folders = (records.PROJECT / "relation", records.PROJECT / "kernels")
     for path in sorted(path for folder in folders for path in folder.rglob("*")):
         if path.suffix in (".py", ".toml", ".csv"):

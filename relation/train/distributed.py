@@ -63,7 +63,7 @@ class World:
             if isinstance(error, OSError):
                 raise RunError(
                     f"{self.name}: {error.filename or 'a file'}: {error.strerror or error}; the "
-                    "last resume state is kept: mend that and run the same command again"
+                    "last resume state, if any, is kept: mend that and run the same command again"
                 ) from error
             raise
 

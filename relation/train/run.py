@@ -9,7 +9,6 @@ import json
 import math
 import sys
 import time
-from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
@@ -35,7 +34,7 @@ from relation.data.windows import (
     plan_updates,
 )
 from relation.errors import InputError, RunError
-from relation.jobs import Run
+from relation.jobs import READ_OF_FLOW, READ_WHILE_TRAINING, Run
 from relation.machine import Progress, describe, deterministic_algorithms, to_device
 from relation.nn import Decoder, Execution
 from relation.nn.model import shared_weights_hash
@@ -96,9 +95,10 @@ def _train(
         model, optimizer, device, run.precision, run.compile, run.gradient_clip, documents, reduce
     )
 
-    # Resume: a killed run goes on from its last state, made by this code, data and execution.
+    # Resume: a killed run goes on from its last state, of this code, data, execution and probes.
     executed = (run.device, run.compile, run.backends, run.deterministic)
-    key = checkpoint.resume_key(run.hash, hashes, *executed)
+    probed = [getattr(run, name) for name in (*READ_WHILE_TRAINING, *READ_OF_FLOW)]
+    key = checkpoint.resume_key(run.hash, hashes, *executed, *probed)
     if world.leads:  # what a process that was killed in the middle of a state left
         for unfinished in state_file.parent.glob(f".{state_file.name}.*.tmp"):
             unfinished.unlink()
@@ -113,7 +113,6 @@ def _train(
 
     # What the loop calls. A GPU is a few updates behind the host, so that losses come late.
     readback = Readback(device)
-    launched: deque[np.ndarray] = deque()  # the windows of updates whose loss is not known yet
 
     def batches(update: Update, ids: np.ndarray) -> Iterator[tuple[Tensor, ...]]:
         """This process's micro-batches: inputs and targets, (micro, T), on the device."""
@@ -133,7 +132,8 @@ def _train(
                     f"tokens (windows {update.first} to {update.first + update.windows - 1} of "
                     f"seed {run.seed}'s order); {_REMEDY}"
                 )
-            state.order_hash = order_hash(state.order_hash, launched.popleft(), update.tokens)
+            ids = windows.window_ids(update.first, update.windows)
+            state.order_hash = order_hash(state.order_hash, ids, update.tokens)
             state.update += 1
             state.losses.append(loss)
             state.norms.append(norm)
@@ -145,8 +145,12 @@ def _train(
         """Note what the first process reads off the model after so many tokens."""
         if world.leads and (validates or reads_flow):
             log(readback.drain())
-            for row in _probes(run, model, validation, mask, device, validates, reads_flow):
-                state.probes.append({"update": state.update, "tokens": tokens, **row})
+            reading = _probes(run, model, validation, mask, device, validates, reads_flow)
+            try:
+                rows = list(reading)
+            except InputError as error:  # a flow that is not finite, before the loss is
+                raise _DivergedError(f"{run.name}: {error}; {_REMEDY}") from None
+            state.probes += [{"update": state.update, "tokens": tokens, **row} for row in rows]
             readback.restart()
 
     def save() -> None:
@@ -179,7 +183,6 @@ def _train(
                 )
                 ids = windows.window_ids(update.first, update.windows)
                 loss, norm = step(batches(update, ids), update.tokens, rate)
-                launched.append(ids)
                 log(readback.put(loss, norm))
                 if update.index == 0:
                     check_all_learn(model, optimizer, run.name)

@@ -1,13 +1,14 @@
 """What a configuration plans: identities of runs, variations, choices, and what is refused."""
 
 import shutil
-from dataclasses import replace
+from dataclasses import fields, make_dataclass, replace
 from pathlib import Path
 
 import pytest
 from conftest import ROOT, refusal
 
 from relation import plan, records
+from relation.jobs import Run
 from relation.variants import ARMS, parameter_count
 
 CAMPAIGNS = sorted(path.stem for path in (ROOT / "config").glob("*.yaml"))
@@ -71,6 +72,12 @@ def test_a_hash_holds_what_determines_the_result_and_nothing_else() -> None:
         {"data": replace(run.data, fingerprint="0" * 64)},
         {"data": replace(run.data, document_characters=700)},
     ]  # fmt: skip
+    # A field that nobody has named here decides, too.
+    grown = make_dataclass(
+        "Grown", [("z_loss", float, 0.0)], bases=(Run,), frozen=True, kw_only=True
+    )
+    values = {field.name: getattr(run, field.name) for field in fields(run)}
+    assert grown(**values).hash == run.hash != grown(**values, z_loss=1e-4).hash
     assert len({replace(run, **other).hash for other in others} | {run.hash}) == len(others) + 1
     # What is measured on a checkpoint is another identity.
     assert replace(run, flow_length=8).hash == run.hash
@@ -119,12 +126,12 @@ variations: {high-b: {seeds: [7]}, alone: {d_ff: 64}}
 
 def test_a_one_off_changes_the_first_chosen_variation() -> None:
     campaign = load(scales="10M-mini", variations="gpt2", vary="learning_rate=2e-2 layers=2")
-    run = campaign.run("10M-mini/learning_rate=2e-2+layers=2/full/42")
+    run = campaign.run("10M-mini/gpt2+learning_rate=2e-2+layers=2/full/42")
     assert (run.learning_rate, run.model.layers, run.adam_eps) == (2e-2, 2, 1e-8)
     assert {each.variation for each in campaign.runs} == {"gpt2", run.variation}
     books = plan.load({"campaign": "books", "variations": "gpt2", "vary": "layers=4"})
     columns = [column.variation for column in books.columns]
-    assert columns == ["gpt2", "nearest", "residual", "layers=4"]
+    assert columns == ["gpt2", "nearest", "residual", "gpt2+layers=4"]
     assert [each.columns[-1].varies for each in (campaign, books)] == ["gpt2", "gpt2"]
 
 
@@ -133,9 +140,16 @@ def test_a_one_off_is_for_the_chosen_scales_and_its_numbers_are_of_their_keys_ty
     assert {run.scale for run in campaign.planned if "micro" in run.variation} == {"10M"}
     whole, real = (load(vary=f"weight_decay={each}").runs[-1] for each in ("1", "1.0"))
     assert whole.hash == real.hash
-    longer, run = load(scales="10M-mini", vary="context=256 micro=2"), "10M-mini/base/full/42"
+    longer = load(scales="10M-mini", vary="context=256 micro=2")
     assert longer.runs[-1].flow_window == 256
-    assert longer.run(run).flow_hash == load().run(run).flow_hash, "no other run is concerned"
+
+
+def test_a_longer_context_moves_no_other_runs_flow(tmp_path) -> None:
+    longer = (
+        "base: smoke\nvariations: {base: {}, long: {scales: [10M-mini], context: 512, micro: 1}}"
+    )
+    run = "10M-mini/base/full/42"
+    assert mine(tmp_path, longer).run(run).flow_hash == load().run(run).flow_hash
 
 
 def test_choices_restrict_runs_and_benchmarks() -> None:
@@ -232,6 +246,8 @@ def test_a_wrong_choice_is_refused_in_a_line(choices: dict, message: str) -> Non
         ("base: tiny\ndiagnosed: [hybrid]", "diagnosed: no scale trains hybrid; choose among mha"),
         ("base: smoke\nscales: {10M-mini: null, 30M-mini: null, 100M-mini: null}", "no run left"),
         ("base: smoke\nmicro: 4\nmicro: 4\n", "mine.yaml line 3 is not YAML: the key 'micro'"),
+        ("base: smoke\n? [a, b]\n: 4\n", "mine.yaml line 2 is not YAML: found unhashable key"),
+        ("base: smoke\nseeds: [99999999999999999999]", "should be less than"),
     ],
 )
 def test_a_wrong_campaign_is_refused_with_its_place(tmp_path, text: str, message: str) -> None:

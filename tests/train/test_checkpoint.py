@@ -55,6 +55,15 @@ def test_a_foreign_checkpoint_is_refused(tmp_path: Path, kind: str) -> None:
     assert str(path) in refusal(lambda: load_model(path, CPU))
 
 
+def test_a_checkpoint_of_other_bits_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    save_model(toy(), path, {})
+    content = bytearray(path.read_bytes())
+    content[-2] ^= 1
+    path.write_bytes(content)
+    assert "weights are not those that were written" in refusal(lambda: load_model(path, CPU))
+
+
 @pytest.mark.parametrize("length", [None, 0, 100, 4000, -1])
 def test_a_missing_or_truncated_checkpoint_is_refused(tmp_path: Path, length: int | None) -> None:
     path = tmp_path / "model.safetensors"

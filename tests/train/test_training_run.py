@@ -180,7 +180,7 @@ def test_a_damaged_state_is_told_and_the_run_starts_anew(
 
 @pytest.mark.parametrize(
     ("changed", "begins"),
-    [("a page", 4), ("code", 1), ("data", 1), ("backend", 1), ("specification", 1)],
+    [("a page", 4), ("code", 1), ("data", 1), ("backend", 1), ("specification", 1), ("probes", 1)],
 )
 def test_a_state_is_used_where_nothing_that_decides_changed(
     trained, data, tmp_path, monkeypatch, capsys, state, changed, begins
@@ -192,13 +192,15 @@ def test_a_state_is_used_where_nothing_that_decides_changed(
         run = replace(run, backends={**run.backends, "full": "reference"})
     elif changed == "specification":
         run = replace(run, weight_decay=0.2)
+    elif changed == "probes":
+        run = replace(run, validation_tokens=run.validation_tokens + 1)
     else:
         (project / ("README.md" if changed == "a page" else "relation/step.py")).write_text("after")
     begun = at_update(monkeypatch, 0, die)
     train(run, data, tmp_path / "out", tmp_path / "resume")
     assert begun[0] == begins
     is_refused = "is not used (other code, data or execution" in capsys.readouterr().err
-    assert is_refused == (changed in ("code", "data", "backend"))
+    assert is_refused == (changed in ("code", "data", "backend", "probes"))
     if changed in ("a page", "code"):
         assert_same_run(tmp_path / "out", trained)
 
@@ -236,6 +238,16 @@ def test_a_run_that_diverges_is_stopped_and_saves_no_broken_state(data, tmp_path
     assert "at update 2" in message and "learning_rate" in message
     assert not (tmp_path / "out").exists()
     assert not list((tmp_path / "resume").rglob("*.safetensors"))
+
+
+def test_a_flow_that_diverges_before_the_loss_is_a_divergence(data, tmp_path) -> None:
+    run = small_run(learning_rate=1e5, divergence="record")
+    train(run, data, tmp_path / "out", tmp_path / "resume")
+    (row,) = records.read(tmp_path / "out" / "run.parquet", "runs").to_dict("records")
+    assert math.isnan(row["final_nll"])
+    failing = replace(run, divergence="fail")
+    message = refusal(lambda: train(failing, data, tmp_path / "o", tmp_path / "r"), RunError)
+    assert "the flow of layer 0 is not finite" in message and "learning_rate" in message
 
 
 def test_a_divergence_is_recorded_where_the_campaign_counts_them(data, tmp_path, capsys) -> None:

@@ -87,6 +87,11 @@ def test_a_changed_learning_rate_trains_its_own_runs_again(copy: Path) -> None:
     assert done.returncode and "mine/full/42/model.safetensors was not trained as" in done.stdout
 
 
+def test_a_deleted_record_is_made_again(copy: Path) -> None:
+    (copy / f"results/tiny/runs/{RUN}/run.parquet").unlink()
+    assert planned_jobs(copy, *TINY)["train"] == 1
+
+
 def test_one_seed_is_asked_for_again(project: Path) -> None:
     target = f"results/tiny/runs/{RUN}/run.parquet"
     one = {"train": 1, "diagnose": 1, "length": 1, **AGAIN}

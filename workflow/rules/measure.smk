@@ -9,7 +9,7 @@ rule length:
     resources:
         gpu=int(ON_GPU),
     params:
-        spec=lambda w: CAMPAIGN.length.hash(run_of(w)),
+        spec=lambda w: CAMPAIGN.length and CAMPAIGN.length.hash(run_of(w)),
     shell:
         f"python -m relation length {RUN_NAME}"
         f" --config {CONFIG} --hash {{params.spec}} > {{log}} 2>&1"
