@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-transformers = pytest.importorskip("transformers")
+pytest.importorskip("transformers")
 
 
 @pytest.fixture(autouse=True)
@@ -17,22 +17,17 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
 
 
-def run(script: Path, blocks: list[str], **given: Path) -> dict:
+def run(script: Path, blocks: list[str]) -> dict:
     """The names that the blocks of code leave."""
     script.write_text("\n".join(blocks))
-    return runpy.run_path(str(script), init_globals=given)
+    return runpy.run_path(str(script))
 
 
-def test_those_of_the_librarys_page(tmp_path: Path) -> None:
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
-    config = transformers.LlamaConfig(vocab_size=256, **sizes, **heads)
-    names = {"folder": "own", "llama_folder": "llama", "saved": "saved"}
-    given = {name: tmp_path / each for name, each in names.items()}
-    transformers.LlamaForCausalLM(config).save_pretrained(given["llama_folder"])
+def test_those_of_the_librarys_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     page = (ROOT / "docs/library.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```", page, re.S | re.M)
-    scope = run(tmp_path / "examples.py", blocks, **given)
+    scope = run(tmp_path / "examples.py", blocks)
     assert scope["logits"].shape == (2, 32, 256) and scope["y"].shape == (2, 4, 32, 16)
     assert len(scope["ids"]) == 20 and scope["llama"].model.layers[0].self_attn.lam.requires_grad
 

@@ -153,6 +153,8 @@ NEW = partial(FullRelation, D, HEADS)
         (lambda: NEW()(X, Documents.padded(torch.ones(1, 3))), "(1, 3) and the states"),
         (lambda: NEW()(X, cache=LinearRelation(D, HEADS).new_cache()), "is a LinearState and Full"),
         (lambda: NEW()(X[0]), f"takes (B, T, {D})"),
+        (lambda: FullRelation(embed_dim=D, heads=HEADS), "has no option 'embed_dim'"),
+        (lambda: NEW()(X, is_causal=True), "takes no is_causal: it is causal; give padding as"),
         (lambda: NEW()(X.double()), "float64 and the layer's weights are torch.float32"),
         (lambda: NEW()(X, Documents.padded(torch.ones(1, 2)), NEW().new_cache()), "not both"),
     ],
