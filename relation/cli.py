@@ -9,6 +9,7 @@ import argparse
 import math
 import os
 import sys
+from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -21,10 +22,9 @@ from relation.plan import Campaign, Run, load
 from relation.variants import parameter_count
 
 RUN = "SCALE/VARIATION/VARIANT/SEED"
-Options = argparse.Namespace
 
 
-def _campaign(options: Options) -> Campaign:
+def _campaign(options: Namespace) -> Campaign:
     """The campaign that --config and the choices name; books, for a report of what is shipped."""
     if getattr(options, "published", False):
         if options.choices or options.config != CONFIG:
@@ -39,7 +39,7 @@ def _campaign(options: Options) -> Campaign:
     return load(options.config, **choices)
 
 
-def _check_hash(options: Options, hash: str, job: str) -> None:
+def _check_hash(options: Namespace, hash: str, job: str) -> None:
     """Refuse a job whose specification is not the one that its rule was planned with."""
     if options.hash not in (None, hash):
         raise InputError(
@@ -48,7 +48,7 @@ def _check_hash(options: Options, hash: str, job: str) -> None:
         )
 
 
-def _begin(options: Options, hash: str, job: str) -> None:
+def _begin(options: Namespace, hash: str, job: str) -> None:
     """Check the hash; then take one thread, as their number decides the order of sums."""
     import torch
 
@@ -86,7 +86,7 @@ def _checkpoint(campaign: Campaign, run: Run) -> Path:
 # The jobs of the rules. A command returns what is printed when a person called it.
 
 
-def _prepare(campaign: Campaign, options: Options) -> Path:
+def _prepare(campaign: Campaign, options: Namespace) -> Path:
     from relation.data.corpus import prepare
 
     problem = f"campaign {campaign.name} has no data {options.target!r}"
@@ -98,7 +98,7 @@ def _prepare(campaign: Campaign, options: Options) -> Path:
     return out
 
 
-def _train(campaign: Campaign, options: Options) -> Path | None:
+def _train(campaign: Campaign, options: Namespace) -> Path | None:
     run = campaign.run(options.target)
     _check_hash(options, run.hash, f"run {run.name}")
     data = _data(campaign, run)
@@ -140,7 +140,7 @@ def _under_torchrun(processes: int) -> None:
             raise SystemExit(2) from None
 
 
-def _diagnose(campaign: Campaign, options: Options) -> Path:
+def _diagnose(campaign: Campaign, options: Namespace) -> Path:
     from relation.flow.diagnose import diagnose
 
     run = campaign.run(options.target)
@@ -150,7 +150,7 @@ def _diagnose(campaign: Campaign, options: Options) -> Path:
     return out
 
 
-def _length(campaign: Campaign, options: Options) -> Path:
+def _length(campaign: Campaign, options: Namespace) -> Path:
     from relation.beyond.length import measure
 
     run = campaign.run(options.target)
@@ -163,7 +163,7 @@ def _length(campaign: Campaign, options: Options) -> Path:
     return out
 
 
-def _recall(campaign: Campaign, options: Options) -> Path:
+def _recall(campaign: Campaign, options: Namespace) -> Path:
     from relation.beyond.recall import run
 
     recall = campaign.recall_of(options.target)
@@ -173,7 +173,7 @@ def _recall(campaign: Campaign, options: Options) -> Path:
     return out
 
 
-def _bench(campaign: Campaign, options: Options) -> Path:
+def _bench(campaign: Campaign, options: Namespace) -> Path:
     from importlib import import_module
 
     benchmark, _, scale = options.target.partition("/")
@@ -185,7 +185,7 @@ def _bench(campaign: Campaign, options: Options) -> Path:
     return out
 
 
-def _check(campaign: Campaign, options: Options) -> Path:
+def _check(campaign: Campaign, options: Namespace) -> Path:
     from relation import check
 
     if campaign.check is None:
@@ -197,7 +197,7 @@ def _check(campaign: Campaign, options: Options) -> Path:
     return out
 
 
-def _collect(campaign: Campaign, options: Options) -> None:
+def _collect(campaign: Campaign, options: Namespace) -> None:
     _check_hash(options, campaign.hash, f"campaign {campaign.name}")
     folder = campaign.folder
     shipped = campaign.hashes() if campaign.published else ()
@@ -205,7 +205,7 @@ def _collect(campaign: Campaign, options: Options) -> None:
     campaign.write_settings(folder / "campaign.json")
 
 
-def _report(campaign: Campaign, options: Options) -> Path:
+def _report(campaign: Campaign, options: Namespace) -> Path:
     from report import site
 
     folder = records.PUBLISHED if options.published else campaign.folder
@@ -219,10 +219,12 @@ def _report(campaign: Campaign, options: Options) -> Path:
 def _duration(hours: float) -> str:
     if math.isnan(hours):
         return "an unknown time (a scale has no expected_tokens_per_second)"
+    if hours < 1 / 60:
+        return f"{3600 * hours:.0f} s"
     return f"{hours:,.2f} h" if hours >= 0.1 else f"{60 * hours:.1f} min"
 
 
-def _plan(campaign: Campaign, options: Options) -> None:
+def _plan(campaign: Campaign, options: Namespace) -> None:
     from relation.data.corpus import check_texts
 
     # What is chosen, and what of it is shipped.
@@ -270,7 +272,7 @@ def _plan(campaign: Campaign, options: Options) -> None:
         check_texts(campaign.data[path.parent.name])
 
 
-def _status(campaign: Campaign, options: Options) -> None:
+def _status(campaign: Campaign, options: Namespace) -> None:
     groups, named, work = {}, [], campaign.folder / "work"
     for run in campaign.runs:
         note = _last_line(campaign.folder / "logs" / "train" / f"{run.name}.log", run.hash)
@@ -303,7 +305,7 @@ def _last_line(log: Path, hash: str) -> str:
     return text.strip().splitlines()[-1].strip() if hash in text else ""
 
 
-def _generate(campaign: Campaign, options: Options) -> None:
+def _generate(campaign: Campaign, options: Namespace) -> None:
     import torch
 
     from relation import machine
@@ -326,7 +328,7 @@ def _generate(campaign: Campaign, options: Options) -> None:
     print()
 
 
-def _export(campaign: Campaign, options: Options) -> Path:
+def _export(campaign: Campaign, options: Namespace) -> Path:
     try:
         from relation.hf.export import export
     except ImportError as error:
@@ -337,11 +339,11 @@ def _export(campaign: Campaign, options: Options) -> Path:
     return options.folder
 
 
-def _publish(campaign: Campaign, options: Options) -> str:
+def _publish(campaign: Campaign, options: Namespace) -> str:
     return "\n".join(records.publish(campaign.name))
 
 
-def _config(campaign: None, options: Options) -> str:
+def _config(campaign: None, options: Namespace) -> str:
     return reference()
 
 
