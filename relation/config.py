@@ -361,12 +361,14 @@ def read(path: Path) -> dict:
     return content
 
 
-# Given anew by a campaign, these replace its base's instead of being merged into them.
-_REPLACED = ("cross", "variations", "columns", "further_seeds", "batches")
+# A campaign with variations of its own takes none of its base's, nor what speaks of them. These and
+# batches replace the base's instead of being merged into them.
+_OF_VARIATIONS = ("cross", "variations", "columns", "further_seeds")
+_REPLACED = (*_OF_VARIATIONS, "batches")
 
 
 def _merge(base: Mapping, changes: Mapping) -> dict:
-    dropped = _REPLACED[:4] if {"cross", "variations"} & set(changes) else ()
+    dropped = _OF_VARIATIONS if {"cross", "variations"} & set(changes) else ()
     merged = {name: value for name, value in base.items() if name not in dropped}
     for name, value in changes.items():
         both = isinstance(value, Mapping) and isinstance(merged.get(name), Mapping)
