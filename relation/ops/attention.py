@@ -128,8 +128,11 @@ def fused_attention(
 def _rows_on_gpu(q: Tensor, k: Tensor, v: Tensor, documents: Documents) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn  # it brings the compiler along
 
-    offsets, longest = documents.offsets, documents.longest
-    return varlen_attn(q, k, v, offsets, offsets, longest, longest, window_size=(-1, 0))
+    width, offsets, longest = q.shape[-1], documents.offsets, documents.longest
+    options = {"scale": width**-0.5, "window_size": (-1, 0)}
+    if width % 8:  # the kernel takes multiples of 8; zeros change no score
+        q, k, v = (F.pad(x, (0, -width % 8)) for x in (q, k, v))
+    return varlen_attn(q, k, v, offsets, offsets, longest, longest, **options)[..., :width]
 
 
 def _rows_on_cpu(q: Tensor, k: Tensor, v: Tensor, documents: Documents) -> Tensor:

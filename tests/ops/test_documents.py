@@ -133,6 +133,7 @@ def test_flex_attention_spells_full_relation(kind, heads, transport_self, docume
     ("kind", "name", "width", "dtype", "options"),
     [
         ("mha", "flash", 48, torch.bfloat16, {}),
+        ("mha", "flash", 60, torch.bfloat16, {}),
         ("mha", "efficient", 48, torch.float32, {}),
         ("mha", "flash", 48, torch.bfloat16, {"null": True}),
         ("mha", "cudnn", 48, torch.bfloat16, {"null": True}),
