@@ -95,8 +95,9 @@ def main_results(
     rows = efficiency(runs, losses, window)
     rows = rows[~rows["further"].astype(bool)]
     spared = rows.rename(columns={"scale": "row", "reduction": "value"})
-    reaching = spared.dropna(subset=["value"])
-    yield from means(reaching.assign(column="token_reduction"), "mean", seeds)
+    spared = spared[spared.groupby("row")["value"].transform("count") > 0]
+    none = "never reached, and not in the mean"
+    yield from means(spared.assign(column="token_reduction"), "mean", seeds, none)
     for scale, scale_rows in rows.groupby("scale", sort=False):
         if scale_rows["reduction"].isna().all():
             reason = f"no seed of {len(scale_rows)} reached its MHA run's final smoothed loss"
