@@ -12,7 +12,6 @@ import pandas as pd
 from relation import plan, records
 from relation.variants import PAIRED
 from report import claims, data, overview, paper, readings, stats, study, table, tables
-from report.figures.style import signed
 from report.render import number
 
 # Cells of the tables that the pages quote: table, row and column.
@@ -30,7 +29,7 @@ def print_mean(name: str, differences: pd.Series, form: str = "+.4f") -> None:
     present = differences.dropna()
     if len(present):
         values = ", ".join(number(each, form) for each in present) if len(present) < 4 else ""
-        print(f"{name}: {signed(stats.mean(present), form)}, n = {len(present)}; {values}")
+        print(f"{name}: {stats.mean(present):{form}}, n = {len(present)}; {values}")
 
 
 def cells(settings: list[data.Records]) -> None:
@@ -48,8 +47,8 @@ def cells(settings: list[data.Records]) -> None:
         for verdict, count, unsure in overview.tally(claims.judge(shown, stored)):
             print(f"{name}, claims {verdict}: {count}, not established {unsure}")
         for row in overview.differences(stored.runs):
-            estimates = signed(row["final_nll"]), signed(row["bits"], "+.5f")
-            print(f"{name} {row['own_scale']}, full - mha, nat/token, bits:", *estimates)
+            estimates = f"{row['final_nll']:+.4f} {row['bits']:+.5f}"
+            print(f"{name} {row['own_scale']}, full - mha, nat/token, bits: {estimates}")
 
 
 def fair_spread(runs: pd.DataFrame, probes: pd.DataFrame) -> None:
@@ -60,7 +59,7 @@ def fair_spread(runs: pd.DataFrame, probes: pd.DataFrame) -> None:
     for device, device_runs in fresh.groupby("device"):
         for over, under in study.primary_pairs(runs):
             pair = study.compare_arms(device_runs, over, under)
-            print(f"{device}, {over} - {under}, {pair.seeds} seeds: {signed(pair.welch)}")
+            print(f"{device}, {over} - {under}, {pair.seeds} seeds: {pair.welch:+.4f}")
 
 
 def variants(runs: pd.DataFrame) -> None:

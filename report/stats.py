@@ -28,6 +28,11 @@ class Estimate:
     se: float = math.nan
     freedom: float = math.nan
 
+    def __format__(self, form: str) -> str:
+        """The value and, where it has one, its interval, as +0.0036 (−0.0010 to +0.0082)."""
+        ends = "" if math.isnan(self.low) else f" ({self.low:{form}} to {self.high:{form}})"
+        return f"{self.value:{form}}{ends}".replace("-", "−")
+
     @property
     def p(self) -> float:
         """Two-sided, of a t test against zero; NaN without a standard error."""

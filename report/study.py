@@ -23,7 +23,7 @@ from relation.variants import ARMS, PAIRED
 from report import data, overview, readings, stats
 from report.data import bits_per_character, counted, title
 from report.figures import style
-from report.figures.style import COLOUR, INK, MUTED, Bar, forest, grid, plot, save, signed
+from report.figures.style import COLOUR, INK, MUTED, Bar, forest, grid, plot, save
 from report.render import number
 
 MARGIN = 0.01  # nat/token, within which two arms count as equivalent
@@ -75,8 +75,8 @@ def sections(published: Path, folder: Path) -> list[Section]:
             *rates(runs, folder),
             answer_section(published.parent, runs, folder),
         ]
-        if len(trials["runs"]):
-            table = readings.draw(readings.values(trials), folder)
+        if len(pairs := readings.values(trials)):
+            table = readings.draw(pairs, folder)
             parts += [Section("readings", table, figure=True), Section("anchor", figure=True)]
     return [section for section in parts if section is not None]
 
@@ -121,7 +121,7 @@ def with_last_loss(runs: pd.DataFrame, probes: pd.DataFrame) -> pd.DataFrame:
     finite = probes[(probes["metric"] == "validation_nll") & np.isfinite(probes["value"])]
     last_nll = finite.sort_values("update").groupby(RUN)["value"].last()
     last_nll = last_nll.reindex(pd.MultiIndex.from_frame(runs[RUN])).to_numpy(float)
-    kind = runs["variation"].str.partition("-")[0].rename("kind")
+    kind = runs["variation"].str.split("-").str[0].rename("kind")
     same_rate = runs.groupby([kind, "scale", "variant", "learning_rate"])
     far_above = runs["final_nll"] > same_rate["final_nll"].transform("median") + DIVERGED
     nll = runs["final_nll"].fillna(pd.Series(last_nll, runs.index))
@@ -179,7 +179,7 @@ def fair_summary(runs: pd.DataFrame) -> str:
     for row in primary.itertuples():
         ruling, value = verdict(row), ""
         if row.comparison:
-            value = f"{signed(row.comparison.welch)} nat/token"
+            value = f"{row.comparison.welch:+.4f} nat/token"
             if f"{row.comparison.seeds} of" not in ruling:
                 value += f" on {row.comparison.seeds} seeds"
         parts.append(f"{minus(row.over, row.under)}: {', '.join(filter(None, (value, ruling)))}")
@@ -279,14 +279,14 @@ def worth(runs: pd.DataFrame, folder: Path) -> Section | None:
     fresh, bars = runs_of(runs, "10M"), []
     for name in (name for name in ARMS if name != "mha"):
         if pair := compare_arms(fresh, name, "mha"):
-            label, colour = f"{title(name)}, {pair.seeds} seeds", name.partition("-")[0]
-            bars.append(Bar(label, pair.welch, colour=COLOUR[colour]))
+            kind, label = name.partition("-")[0], f"{title(name)}, {pair.seeds} seeds"
+            look = {"colour": COLOUR[kind], "kind": style.NAME[kind]}
+            bars.append(Bar(label, pair.welch, **look))
     if not bars:
         return None
     bars.sort(key=lambda bar: bar.estimate.value)
-    figure = forest(bars, "final validation NLL less that of MHA (nat/token)")
-    figure.axes[0].axvspan(-MARGIN, MARGIN, color=MUTED, alpha=0.15, linewidth=0)
-    save(figure, folder / "worth.svg")
+    label = "final validation NLL less that of MHA (nat/token)"
+    save(forest(bars, label, margin=MARGIN), folder / "worth.svg")
     return Section("worth", figure=True)
 
 
@@ -295,10 +295,10 @@ def arm_table(runs: pd.DataFrame, probes: pd.DataFrame, steps: pd.DataFrame) -> 
     curves, rows = validation(probes, runs), []
     for variant, arm_runs in runs.groupby("variant"):
         to_mha = None if variant == "mha" else compare_arms(runs, variant, "mha")
-        columns = {LESS: to_mha and signed(to_mha.welch), "": to_mha and to_mha.welch, ALIKE: ""}
+        columns = {LESS: to_mha and f"{to_mha.welch:+.4f}", "": to_mha and to_mha.welch, ALIKE: ""}
         if variant.startswith("full-"):  # MHA with the same additions is an arm, too
             to_alike = compare_arms(runs, variant, variant.replace("full", "mha", 1))
-            columns[ALIKE] = signed(to_alike.welch) if to_alike else ""
+            columns[ALIKE] = f"{to_alike.welch:+.4f}" if to_alike else ""
         speed, rate = throughput(steps, variant, arm_runs["backend"].iloc[0])
         reached, minutes = tokens_to_mha(curves, variant), UNMEASURED
         if rate is not None:
@@ -314,7 +314,7 @@ def arm_row(runs: pd.DataFrame, differences: dict[str, object] | None = None) ->
     nll, bits = stats.mean(runs["nll"].dropna()), bits_per_character(runs, "nll").mean()
     return {
         "variant": title(runs["variant"].iloc[0]), "rate": f"{runs['learning_rate'].iloc[0]:.3g}",
-        **(differences or {}), "NLL": signed(nll, ".4f"),
+        **(differences or {}), "NLL": f"{nll:.4f}",
         "runs": str(len(runs)), "diverged": str(runs["diverged"].sum()),
         BITS: UNRECORDED if math.isnan(bits) else f"{bits:.4f}",
         "parameters": f"{runs['parameters'].iloc[0]:,}",
@@ -359,8 +359,9 @@ def p_text(p: float) -> str:
 def comparison_columns(comparison: Comparison) -> dict[str, object]:
     """A table's columns on a comparison; "" holds the estimate that is drawn."""
     return {
-        "Welch": signed(comparison.welch), "": comparison.welch, "seeds": comparison.seeds,
-        "paired": signed(comparison.paired), "without diverged": signed(comparison.undiverged),
+        "Welch": f"{comparison.welch:+.4f}", "": comparison.welch, "seeds": comparison.seeds,
+        "paired": f"{comparison.paired:+.4f}",
+        "without diverged": f"{comparison.undiverged:+.4f}",
     }  # fmt: skip
 
 
@@ -389,7 +390,7 @@ def elsewhere(runs: pd.DataFrame) -> list[Section]:
             row = {"comparison": minus(over, under), "setting": setting}
             same_seeds = runs[runs["seed"].isin(comparison.common)]
             tuned = compare_arms(runs_of(same_seeds, "10M"), over, under)
-            text = signed(tuned.welch) if tuned and scale == "10M" else ""
+            text = f"{tuned.welch:+.4f}" if tuned and scale == "10M" else ""
             row |= comparison_columns(comparison)
             pair_rows.append(row | {"150M tokens, same seeds": text})
     tables = {"elsewhere": arm_rows, "elsewhere-apart": pair_rows}
@@ -400,7 +401,7 @@ def head_start(runs: pd.DataFrame, probes: pd.DataFrame, folder: Path) -> Sectio
     """The primary comparisons against training tokens: how much of the end comes early."""
     curves, rows = validation(probes, runs_of(runs, "10M")), []
     figure, axes = plot(2.8)
-    for (over, under), colour in zip(primary_pairs(runs), ("full", "linear"), strict=False):
+    for (over, under), colour in zip(primary_pairs(runs), (style.RELATION, MUTED), strict=False):
         if not {over, under} <= set(curves.columns.unique(0)):
             continue
         arms, name = (curves[over], curves[under]), minus(over, under)
@@ -409,19 +410,19 @@ def head_start(runs: pd.DataFrame, probes: pd.DataFrame, folder: Path) -> Sectio
             for tokens in curves.index[curves.index > 0]
         }
         mean, low, high = zip(*((e.value, e.low, e.high) for e in estimates.values()), strict=True)
-        tokens, look = list(estimates), {"color": COLOUR[colour]}
+        tokens, look = list(estimates), {"color": colour}
         axes.plot(tokens, mean, label=name.replace(" − ", "\n− "), **look)
         axes.fill_between(tokens, low, high, alpha=0.2, linewidth=0, **look)
         seeds = " and ".join(dict.fromkeys(str(arm.shape[1]) for arm in arms))
         row, final = {"comparison": name, "seeds": seeds}, estimates[tokens[-1]]
         for part in (0.2, 0.5):  # of the training tokens
             early = estimates[min(tokens, key=lambda t: abs(t - part * tokens[-1]))]
-            row[f"after {part:.0%}"] = signed(early)
+            row[f"after {part:.0%}"] = f"{early:+.4f}"
             times = early.value / final.value
             share = (f"{times:.0%}" if abs(times) < 2 else f"{times:.1f} times").replace("-", "−")
             excludes_zero = final.low > 0 or final.high < 0
             row[f"share at {part:.0%}"] = share if excludes_zero else "no sure end"
-        rows.append(row | {"at the end": signed(final)})
+        rows.append(row | {"at the end": f"{final:+.4f}"})
     if not rows:
         return None
     axes.axhline(0, color=INK, linewidth=0.8)

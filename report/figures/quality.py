@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from relation.variants import PAIRED
 from report import paper, stats
-from report.data import Records, counted, title
+from report.data import RUN_KEY, Records, counted, title
 from report.figures import style
 from report.figures.style import COLOUR, NAME, drawing, paired, panels
 
@@ -30,10 +30,9 @@ def _passes(axes: Axes, runs: pd.DataFrame) -> None:
 
 
 def _logged(records: Records) -> pd.DataFrame:
-    """The pairs of the first seeds of every scale, where losses were logged."""
-    runs = paired(records.runs, "seed")
-    rank = runs.groupby("scale")["seed"].rank("dense")
-    return runs[(rank <= FIRST_SEEDS) & bool(len(records.losses))]
+    """The pairs of the first seeds of every scale, where the losses of both were logged."""
+    runs = paired(records.runs.merge(records.losses[RUN_KEY].drop_duplicates()), "seed")
+    return runs[runs.groupby("scale")["seed"].rank("dense") <= FIRST_SEEDS]
 
 
 @drawing("loss-curves", "Training loss", _logged)
@@ -52,6 +51,8 @@ def loss_curves(runs: pd.DataFrame, records: Records) -> Figure:
             _passes(panel, scale_runs[scale_runs["seed"] == seed])
         for panel in column[len(seeds) :]:
             panel.set_axis_off()
+        column[len(seeds) - 1].set_xlabel("training tokens")
+        column[len(seeds) - 1].tick_params(labelbottom=True)
     style.pair_names(axes[0, 0])
     return figure
 
@@ -151,6 +152,7 @@ def variants(rows: pd.DataFrame, records: Records) -> Figure:
         for variant, group in rows[rows["scale"] == scale].groupby("variant"):
             printed = paper.number("app-ablation", variant, "delta") if scale == "10M" else None
             name, points = f"{scale}, {title(variant)}, n = {len(group)}", group["difference"]
-            bars.append(style.Bar(name, stats.mean(points), printed=printed, points=points))
+            look = {"points": points, "colour": COLOUR.get(variant, style.RELATION)}
+            bars.append(style.Bar(name, stats.mean(points), printed, **look))
     label = "final validation NLL less Full Relation’s of the same seed (nat/token)"
     return style.forest(bars, label, style.WIDTH)

@@ -42,29 +42,24 @@ def _diagnosed(records: Records) -> pd.DataFrame:
 @drawing("flow-by-layer", "Flow and effective rank by layer", _diagnosed)
 def flow_by_layer(rows: pd.DataFrame, records: Records) -> Figure:
     """Self flow of Relation and diagonal flow of MHA, the effective rank of either flow, and the
-    ratio of the ranks: means over seeds, points are seeds. A legend names other variants whose flow
-    was measured."""
+    ratio of the ranks: means over seeds, points are seeds."""
     layers = stats.pooled(rows, ["scale", "variant", "seed", "metric", "layer"])
     shape = {"sharex": "col", "sharey": "row", "height_ratios": (3, 3, 2)}
     labels = ("Self / diagonal flow", "effective rank", "rank, Relation\nover MHA")
-    figure, axes, columns = panels(layers, 5.4, labels, "layer", **shape)
-    others = [variant for variant in layers["variant"].unique() if variant not in PAIRED]
-    colours = {name: f"C{4 + place}" for place, name in enumerate(others)} | COLOUR
-    for name in others:
-        axes[0, 0].plot([], [], color=colours[name], label=title(name))
-    if others:
-        figure.legend(loc="outside lower left", ncols=3)
+    figure, _, columns = panels(layers, 5.4, labels, "layer", **shape)
     for _, scale_rows, (flow, rank, ratio) in columns:
         ranks = _by_seed(scale_rows, "effective_rank")
         for panel, seeds in ((flow, _by_seed(scale_rows, "self_flow")), (rank, ranks)):
             for variant, curves in reversed(seeds.items()):  # Relation above MHA
-                style.seeds_and_mean(panel, curves, colours[variant], points=True)
+                look = {"label": NAME.get(variant, title(variant))}
+                colour = COLOUR.get(variant, style.MUTED)
+                style.seeds_and_mean(panel, curves, colour, points=True, **look)
             panel.set_ylim(bottom=0, auto=True)
         ratio.axhline(1, color=style.MUTED, linewidth=0.8)
         style.seeds_and_mean(ratio, ranks["full"] / ranks["mha"], style.MUTED, points=True)
         flow.yaxis.set_major_formatter(PERCENT)
         ratio.xaxis.set_major_locator(MaxNLocator(integer=True))
-    style.pair_names(axes[0, 0])
+    style.legend(figure)
     return figure
 
 
@@ -155,7 +150,7 @@ def _beyond(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
 @drawing("history-by-distance", "History by distance", _curves("distance"))
 def history(rows: pd.DataFrame, records: Records) -> Figure:
     """Historical flow beyond every distance, conditioned on history, and Relation’s less MHA’s.
-    Dashed: the distances of the tables."""
+    Dashed: the distances of the tables, an eighth, a quarter and half of the sequence."""
     labels = ("historical mass\nbeyond d", "Relation − MHA\n(pp)")
     shape = {"sharex": "col", "height_ratios": (3, 2)}
     figure, axes, columns = panels(rows, 3.8, labels, "distance d (tokens)", **shape)
@@ -168,10 +163,10 @@ def history(rows: pd.DataFrame, records: Records) -> Figure:
         above.yaxis.set_major_formatter(PERCENT)
         below.yaxis.set_major_formatter(lambda share, _: f"{100 * share:+.3g}")
         length = int(scale_rows["length"].max())
-        ticks = [length // part for part in (8, 4, 2)]
         for panel in (above, below):
-            for distance in ticks:
-                panel.axvline(distance, color=style.MUTED, linewidth=0.7, linestyle=style.DASHES)
-            style.doublings(panel, [1, *ticks, length])
+            for part in (8, 4, 2):
+                look = {"color": style.MUTED, "linewidth": 0.7, "linestyle": style.DASHES}
+                panel.axvline(length // part, **look)
+            style.doublings(panel, [1, length // 8, length])
     style.pair_names(axes[0, -1])
     return figure

@@ -1,10 +1,10 @@
 """One look for all figures: the type and colours of the pages, light and dark."""
 
 import io
-import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 
 import matplotlib
@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullLocator
 
-from relation.variants import PAIRED
+from relation.variants import PAIRED, VARIANTS
 from report import data
 from report.data import OPERATORS, Records
 from report.stats import Estimate
@@ -28,6 +28,10 @@ COLOUR = {
     "full-reference": MATERIALISED,
     "linear": LINEAR,
 }
+_FURTHER = cycle(
+    ("#56b4e9", "#999933", "#8c564b", "#e69f00", "#882255", "#9467bd", "#44aa99", "#e377c2")
+)
+COLOUR |= {name: next(_FURTHER) for name in VARIANTS if name not in COLOUR}
 NAME = OPERATORS | {"full": "Relation"}
 SHEET = Path(__file__).with_name("page.mplstyle")
 WIDTH, NARROW = 8.4, 4.6  # inches, of the page and of what a telephone shows whole
@@ -173,26 +177,35 @@ def sideways(axes: Axes, names: list[str]) -> None:
     axes.tick_params(axis="y", length=0)
 
 
-def signed(estimate: Estimate, form: str = "+.4f") -> str:
-    """A difference with its interval, as text."""
-    ends = "" if math.isnan(estimate.low) else f" ({estimate.low:{form}} to {estimate.high:{form}})"
-    return f"{estimate.value:{form}}{ends}".replace("-", "−")
+def legend(figure: Figure, ncols: int = 4) -> None:
+    """One legend above all panels, with what has a label in any of them."""
+    named = {}
+    for panel in figure.axes:
+        handles, names = panel.get_legend_handles_labels()
+        named |= dict(zip(names, handles, strict=True))
+    if named:
+        figure.legend(named.values(), named.keys(), loc="outside upper left", ncols=ncols)
 
 
 @dataclass(frozen=True)
 class Bar:
-    """A row of a forest plot. printed: the paper's value; points: the values behind a mean."""
+    """A row of a forest plot. printed: the paper's value; points: the values behind a mean; kind:
+    what its colour stands for, in the legend."""
 
     name: str
     estimate: Estimate
     printed: float | None = None
     points: Sequence[float] = ()
     colour: str = RELATION
+    kind: str = ""
 
 
-def forest(bars: Sequence[Bar], label: str, width: float = NARROW) -> Figure:
-    """Differences with their intervals, each below its name and its value in words."""
-    figure, axes = plot(0.4 * len(bars) + 0.7, width)
+def forest(
+    bars: Sequence[Bar], label: str, width: float = NARROW, margin: float | None = None
+) -> Figure:
+    """Differences with their intervals, each below its name and its value in words. margin: around
+    zero, what counts as equivalent."""
+    figure, axes = plot(0.4 * len(bars) + 0.9, width)
     sideways(axes, [""] * len(bars))
     axes.spines["left"].set_visible(False)
     placing = {"xycoords": ("axes fraction", "data"), "xytext": (0, 9)}
@@ -202,12 +215,17 @@ def forest(bars: Sequence[Bar], label: str, width: float = NARROW) -> Figure:
         axes.plot((0, 0), zero, color=MUTED, linewidth=0.8, zorder=1)
         axes.plot(points, [-place] * len(points), "o", markersize=3, alpha=0.35, **look)
         axes.plot((estimate.low, estimate.high), (-place, -place), **look)
-        axes.plot(estimate.value, -place, "o", **look)
+        axes.plot(estimate.value, -place, "o", label=bar.kind, **look)
         if bar.printed is not None:
-            axes.plot(bar.printed, -place, "D", color=INK, markerfacecolor="none", markersize=5)
+            look = {"color": INK, "markerfacecolor": "none", "markersize": 5}
+            axes.plot(bar.printed, -place, "D", label="the paper", **look)
         annotate(axes, (0, -place), bar.name, **placing)
-        annotate(axes, (1, -place), signed(estimate), ha="right", **placing)
+        annotate(axes, (1, -place), f"{estimate:+.4f}", ha="right", **placing)
+    if margin is not None:
+        look = {"color": MUTED, "alpha": 0.15, "linewidth": 0}
+        axes.axvspan(-margin, margin, label=f"±{margin:g}, counts as equivalent", **look)
     axes.set(xlabel=label, ylim=(0.4 - len(bars), 0.8))
+    legend(figure)
     return figure
 
 

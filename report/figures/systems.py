@@ -78,8 +78,9 @@ def _curves(panel: Axes, rows: pd.DataFrame, by: str, along: str, value: str) ->
     """The mean of each group along something."""
     for name, group in rows.groupby(by):
         mean = group.groupby(along)[value].mean()
-        look = {"markersize": 3, "color": COLOUR.get(name, style.MUTED), "label": name}
-        panel.plot(mean.index, mean, "o-", **look)
+        look = {"color": COLOUR.get(name, style.MUTED), "label": data.title(name)}
+        look |= {"linestyle": style.DASHES} if name == "hybrid" else {}  # may lie on Relation's
+        panel.plot(mean.index, mean, marker="o", markersize=3, **look)
 
 
 @drawing("length", "Texts longer than trained", lambda r: data.length_cost(r.lengths))
@@ -87,12 +88,12 @@ def lengths(rows: pd.DataFrame, records: Records) -> Figure:
     """Validation NLL by position in long windows, less that of the same tokens in windows as long
     as trained; means over seeds."""
     labels = ["NLL less that in trained windows\n(nat/token)"]
-    figure, axes, columns = panels(rows, 2.8, labels, "position (tokens)")
+    figure, _, columns = panels(rows, 2.8, labels, "position (tokens)")
     for _, scale_rows, (panel,) in columns:
         _curves(panel, scale_rows[scale_rows["first"] > 0], "variant", "first", "value")
         panel.axhline(0, color=style.MUTED, linewidth=0.8)
         style.doublings(panel, [2**k for k in range(8, 20) if 2**k <= scale_rows["first"].max()])
-    axes[0, 0].legend()
+    style.legend(figure)
     return figure
 
 
@@ -101,10 +102,10 @@ def recall(rows: pd.DataFrame, records: Records) -> Figure:
     """Share of queries answered by two layers of each mixer, at the learning rate chosen for each
     width; means over seeds."""
     layout = {"by": "length", "title": "T = {}", "sharey": "row"}
-    figure, axes, columns = panels(rows, 2.6, ["queries answered"], "width d", **layout)
+    figure, _, columns = panels(rows, 2.6, ["queries answered"], "width d", **layout)
     for _, length_rows, (panel,) in columns:
         _curves(panel, length_rows, "mixer", "width", "share")
         style.doublings(panel, sorted(rows["width"].unique()))
         panel.set_ylim(0, 1.02)
-    axes[0, 0].legend()
+    style.legend(figure)
     return figure

@@ -7,8 +7,9 @@ import pandas as pd
 import pytest
 import scipy.stats
 
+from relation import records as stored
 from relation.errors import InputError
-from report import study
+from report import readings, study
 from report.figures.style import styled
 
 PUBLISHED = Path("results/published")
@@ -306,3 +307,21 @@ def test_the_shipped_readings_are_those_of_the_findings(tmp_path):
     assert row["ρ"] == "0.13"
     for name, section in names.items():
         assert not section.figure or (tmp_path / f"{name}.svg").read_text().startswith("<?xml")
+
+
+def test_the_answer_says_what_its_diamonds_are(tmp_path):
+    study.sections(PUBLISHED, tmp_path)
+    assert ">the paper</text>" in (tmp_path / "answer.svg").read_text()
+    assert "±0.01, counts as equivalent" in (tmp_path / "worth.svg").read_text()
+
+
+def test_readings_without_a_pair_or_without_flow_are_no_error():
+    trials = stored.load(PUBLISHED / "readings")
+    alone = trials | {"runs": trials["runs"].query("variant == 'mha'")}
+    assert readings.values(alone).empty
+    unmeasured = readings.values(trials | {"flow": trials["flow"].query("variant == 'mha'")})
+    assert unmeasured["self0"].isna().all() and unmeasured["full"].notna().all()
+
+
+def test_without_runs_there_is_no_section(tmp_path):
+    assert study.sections(tmp_path / "published", tmp_path / "figures") == []
