@@ -153,11 +153,12 @@ def wins(case: Case) -> Iterator[Evidence]:
     for scale, why in ((scale, case.mismatch(scale, TRAINED)) for scale in SCALES):
         for seed, term in zip(SEEDS, case.seeds("app-nll", scale, "delta"), strict=True):
             pairs[f"{scale}/{seed}"] = replace(term, value=None, reason=why) if why else term
-    missing = [term.reason for term in pairs.values() if term.value is None]
+    gaps = pd.Series({pair: term.reason for pair, term in pairs.items() if term.value is None})
+    missing = [f"{', '.join(of.index)}: {each}" for each, of in gaps.groupby(gaps, sort=False)]
     lost = [pair for pair, term in pairs.items() if term.value is not None and term.value >= 0]
-    n = len(pairs) - len(missing)
+    n = len(pairs) - len(gaps)
     # A missing pair may be lost; where that would change the answer, there is none.
-    decided = n and (len(lost) > 1 or len(lost) + len(missing) <= 1)
+    decided = n and (len(lost) > 1 or len(lost) + len(gaps) <= 1)
     yield Evidence(
         "number of wins", "pairs won by Relation", paper=sum(t.paper < 0 for t in pairs.values()),
         ours=n - len(lost) if n else None, n=n, counted="pairs", paper_n=len(pairs),
