@@ -125,11 +125,12 @@ def claim(
 
 def _further(case: Case, column: str, quantity: str, paper: dict[str, Term]) -> Iterator[Evidence]:
     """The pairs beyond the paper's seeds, beside a claim; no verdict counts them."""
+    beside = {"counted": "pairs", "asks_size": False, "essential": False, "beside": True}
     for scale, term in paper.items():
         row, label = f"{scale}/further", f"{scale}, further pairs"
         if planned := case.term("app-nll", row, "further.planned").value:
             term = case.term("app-nll", row, f"further.{column}").against(term)
-            evidence = compare(label, quantity, term, counted="pairs").aside()
+            evidence = compare(label, quantity, term, **beside)
             yield evidence.noted(f"{evidence.n} of {planned:.0f} pairs beyond the paper's seeds")
 
 

@@ -174,11 +174,6 @@ class Evidence:
     scale: str = ""
 
     @property
-    def values(self) -> tuple[float | None, ...]:
-        """The paper's value, ours, and the ends of its interval."""
-        return self.paper, self.ours, self.low, self.high
-
-    @property
     def difference(self) -> float | None:
         """Ours less the paper's; None of counts out of different numbers."""
         comparable = None not in (self.ours, self.paper) and self.paper_n is None
@@ -190,10 +185,6 @@ class Evidence:
 
     def noted(self, *notes: str) -> Evidence:
         return replace(self, note=joined(self.note, *notes))
-
-    def aside(self) -> Evidence:
-        """The same, shown beside the claim; it decides nothing."""
-        return replace(self, direction=None, size=None, beside=True, essential=False)
 
 
 def above(bound: float) -> Callable[[float], bool]:
@@ -224,12 +215,9 @@ def compare(
     """
     scale, paper = label.partition(",")[0], None if math.isnan(term.paper) else term.paper
     # What failed or ran out of memory was tried: it cannot pass for a scale that was left out.
-    defaults = {
-        "scale": scale if scale in SCALES else "",
-        "essential": term.status in ("failed", "oom"),
-    }
-    defaults |= {"note": term.reason} | fields
-    evidence = Evidence(label, quantity, term.unit, paper, n=term.n, **defaults)
+    tried = term.status in ("failed", "oom")
+    of = {"scale": scale if scale in SCALES else "", "essential": tried, "note": term.reason}
+    evidence = Evidence(label, quantity, term.unit, paper, n=term.n, **of | fields)
     # A loss that was never reached is an answer; a run that is missing is none.
     if term.status == "not reached":
         evidence = replace(evidence, direction=False, contested=term.n == 1)

@@ -147,7 +147,7 @@ def counts() -> None:
 
 def lengths(rows: pd.DataFrame) -> None:
     """What longer windows cost, by octave of the trained length."""
-    run, costs = ["variation", "scale", "variant", "seed"], data.length_cost(rows)
+    run, costs = ["variation", "scale", "variant", "seed"], stats.length_cost(rows)
     context = costs["scale"].map({"10M": 1024, "30M": 2048, "100M28pc": 4096, "100M": 4096})
     for times in (1, 2, 4):
         octave = costs[(costs["first"] >= times * context) & (costs["first"] < 2 * times * context)]
@@ -191,7 +191,7 @@ def main() -> None:
     settings_apart(books["runs"], books["flow"])
     training(books)
     lengths(books["lengths"])
-    shares = data.recall_shares(books["recall"]).unstack()
+    shares = stats.recall_shares(books["recall"]).unstack()
     print(shares.to_string(float_format="{:.3f}".format))
     by_anchor(readings.values(trials))
 

@@ -10,7 +10,7 @@ import pandas as pd
 from relation.variants import PAIRED, VARIANTS
 from report import data, paper, stats
 from report.claims import Judged
-from report.data import Setting, bits_per_character
+from report.data import Setting
 from report.evidence import VERDICTS
 from report.paper import SCALES
 from report.render import axis, number
@@ -28,7 +28,7 @@ def differences(runs: pd.DataFrame) -> Iterator[dict[str, Any]]:
     give, and the paper's difference, if any.
     """
     runs = runs.dropna(subset="final_nll")
-    runs, names = runs.assign(bits=bits_per_character(runs)), ["final_nll", "bits"]
+    runs, names = runs.assign(bits=stats.bits_per_character(runs)), ["final_nll", "bits"]
     for (scale, own_scale), group in runs.groupby(["scale", "own_scale"], sort=False):
         arms = group.set_index(["further", "seed"])
         mha, full = (arms.loc[arms["variant"] == v, names] for v in PAIRED)

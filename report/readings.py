@@ -123,6 +123,5 @@ def draw(pairs: pd.DataFrame, folder: Path) -> pd.DataFrame:
     panel.axhline(0.2, color=MUTED, linewidth=0.7, linestyle=style.DASHES)
     panel.set(xscale="log", xlabel="ρ", ylabel="Self flow of the first layer")
     panel.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    figure.legend(loc="outside upper left", ncols=2)
     save(figure, folder / "anchor.svg")
     return table

@@ -7,12 +7,12 @@ import math
 import os
 import shlex
 import shutil
-from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
 from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from report.render import axis
 
 _NAMES = ("claims", "tables", "figures", "study", "assumptions", "records")
 PAGES = {"index.html": "Overview"} | {f"{name}.html": name.capitalize() for name in _NAMES}
+_values = attrgetter("paper", "ours", "low", "high")  # of evidence
 UNITS = {"1": "", "text": "", "x": "×"}  # of evidence, where they print otherwise
 SYSTEMS = ("steps", "complexity", "decode", "recall", "checks", "gradients", "data")
 
@@ -217,7 +218,7 @@ def _claim(judged: Sequence[claims.Judged]) -> dict[str, Any]:
     evidence = [row for row in rows if row.ours is not None]
     units = {row.quantity: row.unit for row in rows}
     plotted = len({row.unit for row in evidence}) == 1 and not any(r.paper_n for r in evidence)
-    places = axis(row.values for row in evidence) if plotted else [None] * len(evidence)
+    places = axis(map(_values, evidence)) if plotted else [None] * len(evidence)
     by_row = dict(zip(evidence, places, strict=True))
     return {
         "claim": judged[0].claim,
@@ -231,7 +232,7 @@ def _claim(judged: Sequence[claims.Judged]) -> dict[str, Any]:
 
 def _form(rows: Sequence[Evidence]) -> str:
     """One format for all values of a quantity: four digits of the largest, losses to 1e-4 nat."""
-    values = [value for row in rows for value in row.values if value is not None]
+    values = [value for row in rows for value in _values(row) if value is not None]
     largest = max(map(abs, values), default=0.0)
     if all(float(value).is_integer() for value in values):
         return ",.0f"
@@ -268,10 +269,9 @@ def assumptions(
         options.append(by_scale)
     for name, field in Options.model_fields.items():
         values = [{s: _option(o.get(name)) for s, o in by_scale.items()} for by_scale in options]
-        by_scale = defaultdict(set)  # 100M28pc beside 100M
-        for scale, text in chain(*(each.items() for each in values)):
-            by_scale[data.paper_scale(scale)].add(text)
-        differs = any(len(texts) > 1 for texts in by_scale.values())
+        # 100M28pc stands beside 100M.
+        shown = {(data.paper_scale(scale), text) for of in values for scale, text in of.items()}
+        differs = len(shown) > len({scale for scale, _ in shown})
         yield {"name": name, "about": field.description, "differs": differs, "values": values}
 
 

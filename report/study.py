@@ -21,7 +21,7 @@ from relation import plan, records
 from relation.errors import InputError
 from relation.variants import ARMS, PAIRED
 from report import data, overview, readings, stats
-from report.data import bits_per_character, counted, title
+from report.data import counted, title
 from report.figures import style
 from report.figures.style import COLOUR, INK, MUTED, Bar, forest, grid, plot, save
 from report.render import number
@@ -65,9 +65,10 @@ def sections(published: Path, folder: Path) -> list[Section]:
     steps = pd.concat([fair["steps"], books["steps"]])
     tuned = [*comparison_sections(runs, "primary"), *arm_sections(runs, probes, steps)]
     tuned += comparison_sections(runs, "beside-mha")
+    tuned[:1] = (replace(each, summary=fair_summary(runs)) for each in tuned[:1])
     with style.styled():
         parts = [
-            *with_summary(tuned[:1], runs),
+            *tuned[:1],
             worth(runs, folder),
             *tuned[1:],
             *elsewhere(runs),
@@ -79,14 +80,6 @@ def sections(published: Path, folder: Path) -> list[Section]:
             table = readings.draw(pairs, folder)
             parts += [Section("readings", table, figure=True), Section("anchor", figure=True)]
     return [section for section in parts if section is not None]
-
-
-def with_summary(sections: list[Section], runs: pd.DataFrame) -> list[Section]:
-    """The sections, the first with the summary of campaign `fair` and how much of it has run."""
-    planned = {run.hash for run in plan.load({"campaign": "fair"}).planned}
-    done = f"Of {len(planned)} planned runs {len(planned.intersection(runs['hash']))} are here."
-    first = [replace(each, summary=f"{fair_summary(runs)} {done}") for each in sections[:1]]
-    return first + sections[1:]
 
 
 def minus(over: str, under: str) -> str:
@@ -173,7 +166,7 @@ def primary_pairs(runs: pd.DataFrame) -> list[tuple[str, str]]:
 
 
 def fair_summary(runs: pd.DataFrame) -> str:
-    """The primary comparisons with their verdicts in a sentence."""
+    """The primary comparisons with their verdicts in a sentence, and how much has run."""
     chosen = "family == 'primary' and over != '' and under != ''"
     primary, parts = comparison_table(runs).query(chosen), []
     for row in primary.itertuples():
@@ -184,7 +177,9 @@ def fair_summary(runs: pd.DataFrame) -> str:
                 value += f" on {row.comparison.seeds} seeds"
         parts.append(f"{minus(row.over, row.under)}: {', '.join(filter(None, (value, ruling)))}")
     corpus = "a larger corpus so far" if primary["lacking"].any() else "a larger corpus"
-    return f"Each variant at its own learning rate, 10M on {corpus}. {'. '.join(parts)}."
+    planned = {run.hash for run in plan.load({"campaign": "fair"}).planned}
+    parts.append(f"Of {len(planned)} planned runs {runs['hash'].isin(planned).sum()} are here.")
+    return f"Each variant at its own learning rate, 10M on {corpus}. {'. '.join(parts)}"
 
 
 @dataclass(frozen=True)
@@ -292,8 +287,10 @@ def worth(runs: pd.DataFrame, folder: Path) -> Section | None:
 
 def arm_table(runs: pd.DataFrame, probes: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
     """A row an arm, the lowest NLL first, with its difference to MHA."""
-    curves, rows = validation(probes, runs), []
-    for variant, arm_runs in runs.groupby("variant"):
+    curves, rows, means = validation(probes, runs), [], runs.groupby("variant")["nll"].mean()
+    means = means.reindex([name for name in ARMS if name in means])  # of equal ones MHA first
+    for variant in means.sort_values(kind="stable").index:
+        arm_runs = runs[runs["variant"] == variant]
         to_mha = None if variant == "mha" else compare_arms(runs, variant, "mha")
         columns = {LESS: to_mha and f"{to_mha.welch:+.4f}", "": to_mha and to_mha.welch, ALIKE: ""}
         if variant.startswith("full-"):  # MHA with the same additions is an arm, too
@@ -306,12 +303,12 @@ def arm_table(runs: pd.DataFrame, probes: pd.DataFrame, steps: pd.DataFrame) -> 
         speeds = {"tokens/s, MHA’s = 1": speed, "GPU minutes": minutes}
         rows.append(arm_row(arm_runs, columns) | speeds)
     # One corpus and one vocabulary, so that bits tell nothing more.
-    return filled_columns(rows).sort_values("NLL").drop(columns=BITS, errors="ignore")
+    return filled_columns(rows).drop(columns=BITS, errors="ignore")
 
 
 def arm_row(runs: pd.DataFrame, differences: dict[str, object] | None = None) -> dict[str, object]:
     """A table's row on the runs of one arm. differences: the columns before their NLL."""
-    nll, bits = stats.mean(runs["nll"].dropna()), bits_per_character(runs, "nll").mean()
+    nll, bits = stats.mean(runs["nll"].dropna()), stats.bits_per_character(runs, "nll").mean()
     return {
         "variant": title(runs["variant"].iloc[0]), "rate": f"{runs['learning_rate'].iloc[0]:.3g}",
         **(differences or {}), "NLL": f"{nll:.4f}",
@@ -428,7 +425,6 @@ def head_start(runs: pd.DataFrame, probes: pd.DataFrame, folder: Path) -> Sectio
     axes.axhline(0, color=INK, linewidth=0.8)
     axes.set(xlabel="training tokens", ylabel="difference (nat/token)")
     style.counts(axes.xaxis)
-    axes.legend(loc="lower left", bbox_to_anchor=(0, 1))
     save(figure, folder / "head-start.svg")
     return Section("head-start", pd.DataFrame(rows), figure=True)
 

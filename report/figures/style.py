@@ -32,7 +32,7 @@ _FURTHER = cycle(
     ("#56b4e9", "#999933", "#8c564b", "#e69f00", "#882255", "#9467bd", "#44aa99", "#e377c2")
 )
 COLOUR |= {name: next(_FURTHER) for name in VARIANTS if name not in COLOUR}
-NAME = OPERATORS | {"full": "Relation"}
+NAME = {name: one.title for name, one in VARIANTS.items()} | OPERATORS | {"full": "Relation"}
 SHEET = Path(__file__).with_name("page.mplstyle")
 WIDTH, NARROW = 8.4, 4.6  # inches, of the page and of what a telephone shows whole
 DASHES = (0, (4, 3))
@@ -78,7 +78,17 @@ def styled():
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure as SVG with the page's type and a dark scheme; equal figures, equal bytes."""
+    """Write a figure as SVG with the page's type and a dark scheme; equal figures, equal bytes.
+
+    What has a label in any panel stands in one legend above all.
+    """
+    named = {}
+    for panel in figure.axes:
+        handles, names = panel.get_legend_handles_labels()
+        named = dict(zip(names, handles, strict=True)) | named
+    if named:
+        columns = int(figure.get_figwidth() / 2)
+        figure.legend(named.values(), named.keys(), loc="outside upper left", ncols=columns)
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
     svg = re.sub(r"(?<![\w-])-(?=[\d.])(?=[^<>]*</text>)", "−", buffer.getvalue())
@@ -117,8 +127,8 @@ def scales_of(rows: pd.DataFrame) -> list[str]:
 def panels(
     rows: pd.DataFrame, height: float, labels: Sequence[str], along: str, by: str = "scale",
     title: str = "{}", **options,
-) -> tuple[Figure, np.ndarray, list[tuple[str, pd.DataFrame, np.ndarray]]]:  # fmt: skip
-    """A figure with a column of panels a scale, its axes, and each column's scale, rows and axes.
+) -> tuple[Figure, list[tuple[str, pd.DataFrame, np.ndarray]]]:  # fmt: skip
+    """A figure with a column of panels a scale, and each column's scale, rows and axes.
 
     labels: of the y axes, a row of panels each; along: of the x axis; by: another column than the
     scale.
@@ -130,7 +140,7 @@ def panels(
     for value, column in zip(values, axes.T, strict=True):
         column[0].set_title(title.format(value))
         column[-1].set_xlabel(along)
-    return figure, axes, [(v, rows[rows[by] == v], c) for v, c in zip(values, axes.T, strict=True)]
+    return figure, [(v, rows[rows[by] == v], c) for v, c in zip(values, axes.T, strict=True)]
 
 
 def paired(rows: pd.DataFrame, *keys: str) -> pd.DataFrame:
@@ -139,15 +149,19 @@ def paired(rows: pd.DataFrame, *keys: str) -> pd.DataFrame:
     return rows[rows.groupby(["scale", *keys])["variant"].transform("nunique") == 2]
 
 
-def seeds_and_mean(axes: Axes, curves: pd.DataFrame, colour: str, points=False, **look) -> None:
-    """A thin line (or points) for each column of `curves`, a seed, and the mean over them."""
-    curves = curves.dropna(axis=1, how="all")
-    if points:
-        axes.plot(curves.index, curves, "o", color=colour, markersize=3, alpha=0.35)
-    else:
-        axes.plot(curves.index, curves, color=colour, linewidth=0.6, alpha=0.4)
+def look(variant: str) -> dict[str, str]:
+    """Colour of what belongs to a variant, and its name for the legend."""
+    return {"color": COLOUR.get(variant, MUTED), "label": NAME.get(variant, variant)}
+
+
+def seeds_and_mean(axes: Axes, curves: pd.DataFrame, variant="", points=False, **options) -> None:
+    """A thin line (or points) for each column of `curves`, a seed, and the mean over them; grey
+    where they are of no variant."""
+    curves, colour = curves.dropna(axis=1, how="all"), look(variant)["color"]
+    thin = {"marker": "o", "linestyle": "", "markersize": 3} if points else {"linewidth": 0.6}
+    axes.plot(curves.index, curves, color=colour, alpha=0.35, **thin)
     mean = curves.dropna().mean(axis=1)
-    axes.plot(mean.index, mean, color=colour, **look)
+    axes.plot(mean.index, mean, **look(variant), **options)
 
 
 def counts(axis) -> None:
@@ -177,16 +191,6 @@ def sideways(axes: Axes, names: list[str]) -> None:
     axes.tick_params(axis="y", length=0)
 
 
-def legend(figure: Figure, ncols: int = 4) -> None:
-    """One legend above all panels, with what has a label in any of them."""
-    named = {}
-    for panel in figure.axes:
-        handles, names = panel.get_legend_handles_labels()
-        named |= dict(zip(names, handles, strict=True))
-    if named:
-        figure.legend(named.values(), named.keys(), loc="outside upper left", ncols=ncols)
-
-
 @dataclass(frozen=True)
 class Bar:
     """A row of a forest plot. printed: the paper's value; points: the values behind a mean; kind:
@@ -200,11 +204,11 @@ class Bar:
     kind: str = ""
 
 
-def forest(
-    bars: Sequence[Bar], label: str, width: float = NARROW, margin: float | None = None
-) -> Figure:
-    """Differences with their intervals, each below its name and its value in words. margin: around
-    zero, what counts as equivalent."""
+def forest(bars: Sequence[Bar], label: str, width: float = NARROW, margin: float = 0) -> Figure:
+    """Differences with their intervals, each below its name and its value in words.
+
+    margin: around zero, what counts as equivalent.
+    """
     figure, axes = plot(0.4 * len(bars) + 0.9, width)
     sideways(axes, [""] * len(bars))
     axes.spines["left"].set_visible(False)
@@ -221,16 +225,8 @@ def forest(
             axes.plot(bar.printed, -place, "D", label="the paper", **look)
         annotate(axes, (0, -place), bar.name, **placing)
         annotate(axes, (1, -place), f"{estimate:+.4f}", ha="right", **placing)
-    if margin is not None:
+    if margin:
         look = {"color": MUTED, "alpha": 0.15, "linewidth": 0}
         axes.axvspan(-margin, margin, label=f"±{margin:g}, counts as equivalent", **look)
     axes.set(xlabel=label, ylim=(0.4 - len(bars), 0.8))
-    legend(figure)
     return figure
-
-
-def pair_names(axes: Axes) -> None:
-    """MHA and Relation in their colours above a panel, at the right of its title."""
-    for variant, left in zip(PAIRED, (-44, 0), strict=True):
-        look = {"color": COLOUR[variant], "fontsize": 8, "va": "baseline", "ha": "right"}
-        annotate(axes, (1, 1), NAME[variant], xycoords="axes fraction", xytext=(left, 4), **look)

@@ -7,7 +7,7 @@ import pandas as pd
 
 from relation.variants import PAIRED
 from report import stats
-from report.data import RUN_KEY, bits_per_character
+from report.data import RUN_KEY
 from report.table import Cells, cell, means, sources, table, versus
 from report.tables.configs import SHAPE, Model, model_cells, tokens, vocabulary
 
@@ -107,7 +107,8 @@ def main_results(
         yield cell(scale, "window", window, of=scale_rows)
     matrix = runs[runs["variant"].isin(PAIRED) & ~runs["further"]]
     yield from epochs(matrix, "scale")
-    bits = matrix.assign(final_nll=bits_per_character(matrix), column="bits." + matrix["variant"])
+    final = stats.bits_per_character(matrix)
+    bits = matrix.assign(final_nll=final, column="bits." + matrix["variant"])
     yield from means(nll(bits, column="column").dropna(), seeds=seeds)
 
 

@@ -35,7 +35,7 @@ def test_figures_without_rows_are_left_out(records, tmp_path):
 def test_one_legend_names_all_variants_of_a_figure(records, tmp_path):
     figures.draw(records, tmp_path)
     text = (tmp_path / "length.svg").read_text()
-    for name in ("Full Relation", "MHA", "Hybrid Relation", "No count calibration"):
+    for name in ("Relation", "MHA", "Hybrid Relation", "No count calibration"):
         assert text.count(f">{name}</text>") == 1
 
 
