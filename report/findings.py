@@ -11,7 +11,7 @@ import pandas as pd
 
 from relation import plan, records
 from relation.variants import PAIRED
-from report import claims, data, overview, paper, readings, stats, study, table, tables
+from report import claims, data, fair, overview, paper, readings, stats, study, table, tables
 from report.render import number
 
 # Cells of the tables that the pages quote: table, row and column.
@@ -53,12 +53,12 @@ def cells(settings: list[data.Records]) -> None:
 
 def fair_spread(runs: pd.DataFrame, probes: pd.DataFrame) -> None:
     """Deviations of the fair comparison's arms on fresh seeds; the primary ones by kind of GPU."""
-    runs = study.with_last_loss(runs, probes)
-    fresh = study.runs_of(runs, "10M")
+    runs = fair.with_last_loss(runs, probes)
+    fresh = fair.runs_of(runs, "10M")
     print("deviation of final NLL:", fresh.groupby("variant")["nll"].std().round(4).to_dict())
     for device, device_runs in fresh.groupby("device"):
-        for over, under in study.primary_pairs(runs):
-            pair = study.compare_arms(device_runs, over, under)
+        for over, under in fair.primary_pairs(runs):
+            pair = fair.compare_arms(device_runs, over, under)
             print(f"{device}, {over} - {under}, {pair.seeds} seeds: {pair.welch:+.4f}")
 
 
@@ -94,7 +94,7 @@ def settings_apart(runs: pd.DataFrame, flow: pd.DataFrame) -> None:
 def first_layer(probes: pd.DataFrame) -> None:
     """Self flow and effective rank of the first layer by tokens, means over seeds."""
     rows = probes.query("layer == 0 and metric in ('self_flow', 'effective_rank')")
-    rows = rows[rows["variant"].isin(PAIRED) | rows["variation"].str.startswith(study.TUNED)]
+    rows = rows[rows["variant"].isin(PAIRED) | rows["variation"].str.startswith(fair.TUNED)]
     rates = rows["variation"].str.removesuffix("-further")
     for name, group in rows.groupby(["metric", "scale", rates, "variant"]):
         means = group.groupby("tokens")["value"].mean().map("{:.3f}".format).to_dict()
@@ -180,9 +180,9 @@ def main() -> None:
         print(fill(f"Study, {section.name}. {section.summary}", 200))
         print(section.table.drop(columns="", errors="ignore").to_string(index=False))
     names = ("fair", "books", "readings")
-    fair, books, trials = (records.load(records.PUBLISHED / name) for name in names)
-    fair_spread(fair["runs"], fair["probes"])
-    first_layer(fair["probes"].query("variation.str.startswith(@study.TUNED)"))
+    tuned, books, trials = (records.load(records.PUBLISHED / name) for name in names)
+    fair_spread(tuned["runs"], tuned["probes"])
+    first_layer(tuned["probes"].query("variation.str.startswith(@fair.TUNED)"))
     campaigns = [plan.load({"campaign": name}) for name in ("books", "anchor")]
     cells([data.load(column) for campaign in campaigns for column in campaign.columns])
     counts()

@@ -21,7 +21,7 @@ from markupsafe import Markup
 
 from relation import plan, records
 from relation.config import Options
-from report import claims, data, figures, overview, render, study, table, tables
+from report import claims, data, fair, figures, overview, render, study, table, tables
 from report.data import Records, Setting
 from report.evidence import VERDICTS, Evidence
 from report.figures import style
@@ -106,7 +106,7 @@ def _section(section: study.Section) -> dict[str, Any]:
     table = section.table
     if table is not None and "" in table:
         drawn = table[""].dropna()
-        places = axis([(None, each.value, each.low, each.high) for each in drawn], study.MARGIN)
+        places = axis([(None, each.value, each.low, each.high) for each in drawn], fair.MARGIN)
         by_row = dict(zip(drawn.index, places, strict=True))
         table = table.assign(**{"": list(map(by_row.get, table.index))})
     return {**vars(section), "table": table}
