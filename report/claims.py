@@ -125,11 +125,12 @@ def claim(
 
 def _further(case: Case, column: str, quantity: str, paper: dict[str, Term]) -> Iterator[Evidence]:
     """The pairs beyond the paper's seeds, beside a claim; no verdict counts them."""
+    beside = {"counted": "pairs", "asks_size": False, "essential": False, "beside": True}
     for scale, term in paper.items():
         row, label = f"{scale}/further", f"{scale}, further pairs"
         if planned := case.term("app-nll", row, "further.planned").value:
             term = case.term("app-nll", row, f"further.{column}").against(term)
-            evidence = compare(label, quantity, term, counted="pairs").aside()
+            evidence = compare(label, quantity, term, **beside)
             yield evidence.noted(f"{evidence.n} of {planned:.0f} pairs beyond the paper's seeds")
 
 
@@ -153,11 +154,12 @@ def wins(case: Case) -> Iterator[Evidence]:
     for scale, why in ((scale, case.mismatch(scale, TRAINED)) for scale in SCALES):
         for seed, term in zip(SEEDS, case.seeds("app-nll", scale, "delta"), strict=True):
             pairs[f"{scale}/{seed}"] = replace(term, value=None, reason=why) if why else term
-    missing = [term.reason for term in pairs.values() if term.value is None]
+    gaps = pd.Series({pair: term.reason for pair, term in pairs.items() if term.value is None})
+    missing = [f"{', '.join(of.index)}: {each}" for each, of in gaps.groupby(gaps, sort=False)]
     lost = [pair for pair, term in pairs.items() if term.value is not None and term.value >= 0]
-    n = len(pairs) - len(missing)
+    n = len(pairs) - len(gaps)
     # A missing pair may be lost; where that would change the answer, there is none.
-    decided = n and (len(lost) > 1 or len(lost) + len(missing) <= 1)
+    decided = n and (len(lost) > 1 or len(lost) + len(gaps) <= 1)
     yield Evidence(
         "number of wins", "pairs won by Relation", paper=sum(t.paper < 0 for t in pairs.values()),
         ours=n - len(lost) if n else None, n=n, counted="pairs", paper_n=len(pairs),

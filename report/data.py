@@ -1,6 +1,5 @@
 """The records of one setting, a column of the report: a campaign, a variation and its scales."""
 
-import math
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -271,30 +270,3 @@ def gap(
         names = (f"{variant} of seed {', '.join(numbers)}" for variant, numbers in seeds.items())
         reasons[0] = f"{'; '.join(names)} {status}"
     return status, "; ".join(dict.fromkeys(reasons))
-
-
-def bits_per_character(runs: pd.DataFrame, nll: str = "final_nll") -> pd.Series:
-    """A loss in bits per character of the validation split; NaN where nobody recorded those.
-
-    A text has the same characters in any vocabulary, so one run's count does for all of a corpus.
-    bits/character = nat/token x tokens/characters / ln 2.
-    """
-    characters = runs["validation_characters"].astype(float)
-    characters = characters.groupby(runs["corpus_fingerprint"], dropna=False).transform("max")
-    return runs[nll] * runs["validation_tokens"] / characters / math.log(2)
-
-
-def length_cost(lengths: pd.DataFrame) -> pd.DataFrame:
-    """What windows longer than trained cost by position: `value`, nat/token, of `count` tokens."""
-    # The same tokens were read in one long window ("whole") and in trained ones ("apart").
-    long, trained = (lengths[lengths["reading"] == reading] for reading in ("whole", "apart"))
-    key = ["scale", "variation", "variant", "seed", "first"]
-    joined = long.merge(trained, on=key, suffixes=("", "_apart"))
-    return joined.assign(value=joined["nll"] - joined["nll_apart"])
-
-
-def recall_shares(recall: pd.DataFrame) -> pd.Series:
-    """The share of queries answered at the learning rate chosen for each width."""
-    rows = recall[recall["chosen"].fillna(False).astype(bool)]
-    sums = rows.groupby(["mixer", "width", "length", "seed"])[["right", "queries"]].sum()
-    return (sums["right"] / sums["queries"]).rename("share")

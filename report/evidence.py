@@ -25,6 +25,7 @@ VERDICTS = {
     "not tested": ("–", "open", "What decides it was not run, or not measured as the paper does."),
 }
 NOT_ESTABLISHED = "its 95% interval includes values that contradict this"
+ONE_SEED = "one seed has no interval"
 LENGTHS = {"flow_length": 1024, "rank_length": 512}  # of diagnosed sequences (Appendix B.4, B.5)
 LAST_BIT = 1e-9  # equal sums of equal numbers may differ in the last bit
 
@@ -166,19 +167,11 @@ class Evidence:
     direction: bool | None = None
     size: bool | None = None
     contested: bool = False
-    asks_direction: bool = True
     asks_size: bool = True
     essential: bool = False
     beside: bool = False
     note: str = ""
     scale: str = ""
-
-    @classmethod
-    def of(cls, estimate: stats.Estimate, paper: float | None = None, **fields: object) -> Evidence:
-        """Evidence of a difference of losses; fields: further ones."""
-        low, high = (None if math.isnan(end) else end for end in (estimate.low, estimate.high))
-        fields = {"label": "", "quantity": "", "unit": "nat/token", "n": estimate.n} | fields
-        return cls(paper=paper, ours=estimate.value, low=low, high=high, **fields)
 
     @property
     def difference(self) -> float | None:
@@ -192,32 +185,6 @@ class Evidence:
 
     def noted(self, *notes: str) -> Evidence:
         return replace(self, note=joined(self.note, *notes))
-
-    def aside(self) -> Evidence:
-        """The same, shown beside the claim; it decides nothing."""
-        return replace(self, direction=None, size=None, beside=True, essential=False)
-
-
-def axis(rows: Sequence[Evidence], band: float | None = None) -> Callable[[Evidence], dict | None]:
-    """Where a row's values stand between 0 and 100 on the axis of all rows, if there is one.
-
-    band: what is shaded on both sides of zero, and stands on the axis.
-    """
-    values = [v for r in rows for v in (r.paper, r.ours, r.low, r.high) if v is not None]
-    if len({row.unit for row in rows}) != 1 or any(row.paper_n for row in rows):
-        return lambda row: None
-    ends = [] if band is None else [-band, band]
-    start, end = min([*values, *ends]), max([*values, *ends])
-    # Zero belongs on the axis where it is within 1.5 times the width of the values.
-    start = 0.0 if 0 < start < 1.5 * (end - start) else start
-    end = 0.0 if 0 > end > -1.5 * (end - start) else end
-
-    def place(value: float | None) -> float | None:
-        return None if value is None else round(100 * (value - start) / (end - start or 1.0), 2)
-
-    fixed = {"zero": place(0.0) if start <= 0 <= end else None, "band": list(map(place, ends))}
-    names = ("paper", "ours", "low", "high")
-    return lambda row: {name: place(getattr(row, name)) for name in names} | fixed
 
 
 def above(bound: float) -> Callable[[float], bool]:
@@ -248,15 +215,15 @@ def compare(
     """
     scale, paper = label.partition(",")[0], None if math.isnan(term.paper) else term.paper
     # What failed or ran out of memory was tried: it cannot pass for a scale that was left out.
-    defaults = {
-        "scale": scale if scale in SCALES else "",
-        "essential": term.status in ("failed", "oom"),
-    }
-    defaults |= {"asks_direction": direction is not None, "note": term.reason} | fields
-    evidence = Evidence(label, quantity, term.unit, paper, n=term.n, **defaults)
+    tried = term.status in ("failed", "oom")
+    of = {"scale": scale if scale in SCALES else "", "essential": tried, "note": term.reason}
+    evidence = Evidence(label, quantity, term.unit, paper, n=term.n, **of | fields)
+    # A loss that was never reached is an answer; a run that is missing is none.
+    if term.status == "not reached":
+        evidence = replace(evidence, direction=False, contested=term.n == 1)
+        return evidence.noted(ONE_SEED if evidence.contested else "")
     if term.value is None:
-        # A loss that was never reached is an answer; a run that is missing is none.
-        return replace(evidence, direction=False if term.status == "not reached" else None)
+        return evidence
     low, high, margin = term.low, term.high, None
     if len(term.by_seed) > 1:
         margin = stats.mean(list(term.by_seed.values())).high - fmean(term.by_seed.values())
@@ -270,7 +237,7 @@ def compare(
     # One value off by more than the rounding may be noise: without a spread, the size is open.
     size = met(term.value) if met else True if near else False if allowed else None
     fewer = f"mean of {term.n}, the paper's of 3" if 0 < len(term.by_seed) < len(SEEDS) else ""
-    caveat = "one seed has no interval" if single_seed else NOT_ESTABLISHED if contested else ""
+    caveat = ONE_SEED if single_seed else NOT_ESTABLISHED if contested else ""
     return replace(
         evidence, ours=term.value, low=low, high=high, size=size if evidence.asks_size else None,
         direction=direction(term.value) if direction else None, contested=single_seed or contested,
@@ -289,7 +256,7 @@ def outcome(evidence: Sequence[Evidence]) -> tuple[str, str, str]:
     decided = [row for row in rows if row not in undecided]
     failed = [row for row in rows if row.direction is False]
     missed = [row for row in rows if row.size is False]
-    unsigned = [row for row in missed if not row.asks_direction]
+    unsigned = [row for row in missed if row.direction is None]
     notes = joined(*(row.note for row in undecided))
     if failed or unsigned:
         causes = {"the direction does not hold": failed, "the paper's value is not met": unsigned}

@@ -11,8 +11,7 @@ import pandas as pd
 
 from relation import plan, records
 from relation.variants import PAIRED
-from report import claims, data, overview, paper, readings, stats, study, table, tables
-from report.figures.style import signed
+from report import claims, data, fair, overview, paper, readings, stats, study, table, tables
 from report.render import number
 
 # Cells of the tables that the pages quote: table, row and column.
@@ -30,7 +29,7 @@ def print_mean(name: str, differences: pd.Series, form: str = "+.4f") -> None:
     present = differences.dropna()
     if len(present):
         values = ", ".join(number(each, form) for each in present) if len(present) < 4 else ""
-        print(f"{name}: {signed(stats.mean(present), form)}, n = {len(present)}; {values}")
+        print(f"{name}: {stats.mean(present):{form}}, n = {len(present)}; {values}")
 
 
 def cells(settings: list[data.Records]) -> None:
@@ -48,19 +47,19 @@ def cells(settings: list[data.Records]) -> None:
         for verdict, count, unsure in overview.tally(claims.judge(shown, stored)):
             print(f"{name}, claims {verdict}: {count}, not established {unsure}")
         for row in overview.differences(stored.runs):
-            estimates = signed(row["final_nll"]), signed(row["bits"], "+.5f")
-            print(f"{name} {row['own_scale']}, full - mha, nat/token, bits:", *estimates)
+            estimates = f"{row['final_nll']:+.4f} {row['bits']:+.5f}"
+            print(f"{name} {row['own_scale']}, full - mha, nat/token, bits: {estimates}")
 
 
 def fair_spread(runs: pd.DataFrame, probes: pd.DataFrame) -> None:
     """Deviations of the fair comparison's arms on fresh seeds; the primary ones by kind of GPU."""
-    runs = study.with_last_loss(runs, probes)
-    fresh = study.runs_of(runs, "10M")
+    runs = fair.with_last_loss(runs, probes)
+    fresh = fair.runs_of(runs, "10M")
     print("deviation of final NLL:", fresh.groupby("variant")["nll"].std().round(4).to_dict())
     for device, device_runs in fresh.groupby("device"):
-        for over, under in study.primary_pairs(runs):
-            pair = study.compare_arms(device_runs, over, under)
-            print(f"{device}, {over} - {under}, {pair.seeds} seeds: {signed(pair.welch)}")
+        for over, under in fair.primary_pairs(runs):
+            pair = fair.compare_arms(device_runs, over, under)
+            print(f"{device}, {over} - {under}, {pair.seeds} seeds: {pair.welch:+.4f}")
 
 
 def variants(runs: pd.DataFrame) -> None:
@@ -95,7 +94,7 @@ def settings_apart(runs: pd.DataFrame, flow: pd.DataFrame) -> None:
 def first_layer(probes: pd.DataFrame) -> None:
     """Self flow and effective rank of the first layer by tokens, means over seeds."""
     rows = probes.query("layer == 0 and metric in ('self_flow', 'effective_rank')")
-    rows = rows[rows["variant"].isin(PAIRED) | rows["variation"].str.startswith(study.TUNED)]
+    rows = rows[rows["variant"].isin(PAIRED) | rows["variation"].str.startswith(fair.TUNED)]
     rates = rows["variation"].str.removesuffix("-further")
     for name, group in rows.groupby(["metric", "scale", rates, "variant"]):
         means = group.groupby("tokens")["value"].mean().map("{:.3f}".format).to_dict()
@@ -148,7 +147,7 @@ def counts() -> None:
 
 def lengths(rows: pd.DataFrame) -> None:
     """What longer windows cost, by octave of the trained length."""
-    run, costs = ["variation", "scale", "variant", "seed"], data.length_cost(rows)
+    run, costs = ["variation", "scale", "variant", "seed"], stats.length_cost(rows)
     context = costs["scale"].map({"10M": 1024, "30M": 2048, "100M28pc": 4096, "100M": 4096})
     for times in (1, 2, 4):
         octave = costs[(costs["first"] >= times * context) & (costs["first"] < 2 * times * context)]
@@ -181,9 +180,9 @@ def main() -> None:
         print(fill(f"Study, {section.name}. {section.summary}", 200))
         print(section.table.drop(columns="", errors="ignore").to_string(index=False))
     names = ("fair", "books", "readings")
-    fair, books, trials = (records.load(records.PUBLISHED / name) for name in names)
-    fair_spread(fair["runs"], fair["probes"])
-    first_layer(fair["probes"].query("variation.str.startswith(@study.TUNED)"))
+    tuned, books, trials = (records.load(records.PUBLISHED / name) for name in names)
+    fair_spread(tuned["runs"], tuned["probes"])
+    first_layer(tuned["probes"].query("variation.str.startswith(@fair.TUNED)"))
     campaigns = [plan.load({"campaign": name}) for name in ("books", "anchor")]
     cells([data.load(column) for campaign in campaigns for column in campaign.columns])
     counts()
@@ -192,7 +191,7 @@ def main() -> None:
     settings_apart(books["runs"], books["flow"])
     training(books)
     lengths(books["lengths"])
-    shares = data.recall_shares(books["recall"]).unstack()
+    shares = stats.recall_shares(books["recall"]).unstack()
     print(shares.to_string(float_format="{:.3f}".format))
     by_anchor(readings.values(trials))
 

@@ -10,10 +10,10 @@ import pandas as pd
 from relation.variants import PAIRED, VARIANTS
 from report import data, paper, stats
 from report.claims import Judged
-from report.data import Setting, bits_per_character
-from report.evidence import VERDICTS, Evidence, axis
+from report.data import Setting
+from report.evidence import VERDICTS
 from report.paper import SCALES
-from report.render import number
+from report.render import axis, number
 
 # Cells of each scale that stand beside a difference: table and column.
 CONTEXT_CELLS = {"spared": ("main-results", "token_reduction")}
@@ -28,7 +28,7 @@ def differences(runs: pd.DataFrame) -> Iterator[dict[str, Any]]:
     give, and the paper's difference, if any.
     """
     runs = runs.dropna(subset="final_nll")
-    runs, names = runs.assign(bits=bits_per_character(runs)), ["final_nll", "bits"]
+    runs, names = runs.assign(bits=stats.bits_per_character(runs)), ["final_nll", "bits"]
     for (scale, own_scale), group in runs.groupby(["scale", "own_scale"], sort=False):
         arms = group.set_index(["further", "seed"])
         mha, full = (arms.loc[arms["variant"] == v, names] for v in PAIRED)
@@ -49,34 +49,33 @@ def difference_rows(
 ) -> list[dict[str, Any]]:
     """The rows of `differences` of each setting's runs, scales together, and how each is shown.
 
-    Further keys: setting, its place; evidence; places, on the axis of all; and CONTEXT_CELLS, a
-    cell or None. miniature: nothing is set against the paper.
+    Further keys: setting, its place; its title; label, of the scale; places, on the axis of all;
+    and CONTEXT_CELLS, a cell or None. miniature: nothing is set against the paper.
     """
     rows = [row | {"setting": k} for k, each in enumerate(runs) for row in differences(each)]
     rows.sort(key=lambda row: data.scale_order(row["scale"]))
     main = cells[cells["statistic"] != "sd"].set_index(["setting", "table", "row", "column"])
     by_key = main.to_dict("index")
     for row in rows:
-        setting, scale = settings[row["setting"]], row["scale"]
-        label = row["own_scale" if miniature else "scale"]
-        labels = {"label": label, "quantity": str(setting), "counted": "pairs"}
-        printed = None if miniature else row["paper"]
-        row["evidence"] = Evidence.of(row["final_nll"], printed, **labels)
+        setting = settings[row["setting"]]
+        row |= {"title": str(setting), "label": row["own_scale" if miniature else "scale"]}
+        row["paper"] = None if miniature else row["paper"]
         for name, (table, column) in CONTEXT_CELLS.items():
-            row[name] = by_key.get((setting.name, table, scale, column))
-    place = axis([row["evidence"] for row in rows])
-    return [row | {"places": place(row["evidence"])} for row in rows]
+            row[name] = by_key.get((setting.name, table, row["scale"], column))
+    drawn = [(row["paper"], row["final_nll"]) for row in rows]
+    places = axis((printed, each.value, each.low, each.high) for printed, each in drawn)
+    return [row | {"places": place} for row, place in zip(rows, places, strict=True)]
 
 
-def answer(rows: Sequence[Evidence]) -> str:
+def answer(rows: Sequence[dict[str, Any]]) -> str:
     """In how many comparisons Relation's loss is below MHA's, or above it, by a 95% interval."""
     established = {
-        "lower": [row for row in rows if row.high is not None and row.high < 0],
-        "higher": [row for row in rows if row.low is not None and row.low > 0],
+        "lower": [row for row in rows if row["final_nll"].high < 0],
+        "higher": [row for row in rows if row["final_nll"].low > 0],
     }
     sentences = [
         f"Its loss is {way} in {len(those)} of {len(rows)} comparisons, by a 95% interval: "
-        + "; ".join(f"at {row.label}, {row.quantity}, {_by(row)}" for row in those)
+        + "; ".join(f"at {r['label']}, {r['title']}, {_by(r['final_nll'])}" for r in those)
         for way, those in established.items()
         if those
     ]
@@ -86,9 +85,9 @@ def answer(rows: Sequence[Evidence]) -> str:
     return ". ".join([*sentences, ""]).strip()
 
 
-def _by(row: Evidence) -> str:
-    ends = (f"{abs(end):.4f}" for end in sorted((row.low, row.high), key=abs))
-    return f"by {abs(row.ours):.4f} nat/token (95% {' to '.join(ends)}, {row.n} pairs)"
+def _by(difference: stats.Estimate) -> str:
+    ends = " to ".join(f"{end:.4f}" for end in sorted(map(abs, (difference.low, difference.high))))
+    return f"by {abs(difference.value):.4f} nat/token (95% {ends}, {difference.n} pairs)"
 
 
 def losses(runs_of_settings: Sequence[pd.DataFrame]) -> list[dict[str, Any]]:

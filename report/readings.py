@@ -2,12 +2,14 @@
 
 import json
 import math
+from itertools import product
 from pathlib import Path
 
 import pandas as pd
 from matplotlib.ticker import PercentFormatter
 
 from relation import plan
+from relation.variants import PAIRED
 from report import paper, stats
 from report.figures import style
 from report.figures.style import COLOUR, INK, MUTED, grid, plot, save
@@ -54,9 +56,11 @@ def values(frames: dict[str, pd.DataFrame]) -> pd.DataFrame:
     frames: of campaign `readings`, as relation.records.load has them.
     """
     runs, probes, key = frames["runs"], frames["probes"], ["variation", "seed"]
-    nll = runs.pivot_table("final_nll", key, "variant")[["mha", "full"]].dropna()
+    nll = runs.pivot_table("final_nll", key, "variant").reindex(columns=list(PAIRED))
     layers = stats.pooled(frames["flow"], [*key, "variant", "metric", "layer"])
     layers = layers.pivot_table("value", key, ["variant", "metric", "layer"])
+    shown = product(PAIRED, ("self_flow", "effective_rank"), (0, 1))
+    layers = layers.reindex(columns=pd.MultiIndex.from_tuples(shown))
     full = runs[runs["variant"] == "full"].drop_duplicates(key).set_index(key)
     lam = probes.query("metric == 'lambda' and layer == 0 and variant == 'full'")
     table = nll.assign(
@@ -69,7 +73,8 @@ def values(frames: dict[str, pd.DataFrame]) -> pd.DataFrame:
         lambda0=lam.sort_values("update").groupby(key)["value"].last(),
         rho=full["specification"].map(rho),
     )
-    return table.assign(rank0=table["rank_full"] / table["rank_mha"]).reset_index()
+    table = table.assign(rank0=table["rank_full"] / table["rank_mha"])
+    return table.dropna(subset="apart").reset_index()
 
 
 def draw(pairs: pd.DataFrame, folder: Path) -> pd.DataFrame:
@@ -118,6 +123,5 @@ def draw(pairs: pd.DataFrame, folder: Path) -> pd.DataFrame:
     panel.axhline(0.2, color=MUTED, linewidth=0.7, linestyle=style.DASHES)
     panel.set(xscale="log", xlabel="ρ", ylabel="Self flow of the first layer")
     panel.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    figure.legend(loc="outside upper left", ncols=2)
     save(figure, folder / "anchor.svg")
     return table

@@ -83,7 +83,8 @@ def number(value: float | None, form: str, unit: str = "", small: bool = True) -
         return DASH
     text = format(value, form)
     if not re.search("[1-9]", text):
-        text = format(value, ".2g") if value and small else text.lstrip("+-")
+        sign = "+" if form.startswith("+") else ""
+        text = format(value, f"{sign}.2g") if value and small else text.lstrip("+-")
     return text.replace("-", MINUS) + SUFFIXES.get(unit, "")
 
 
@@ -108,8 +109,7 @@ def _entry(column: Column, cell: dict[str, Any], out: Printed) -> Entry:
         text = STATUS_WORDS.get(cell["status"], cell["status"])
         note = out.mark(f"{cell['status']}: {cell['reason']}") if cell["reason"] else ""
         return Entry(text, note=note, missing=True, anchor=anchor)
-    # Two panels may have a column of one key, of which one has a value of no effect.
-    entry = Entry(anchor=anchor, sign=None if column.null is None else cell["agrees"])
+    entry = Entry(anchor=anchor, sign=cell["agrees"])
     unit, form = cell["unit"], column.format
     if unit == "text":
         entry.text = words(cell["text"])
@@ -125,7 +125,7 @@ def _entry(column: Column, cell: dict[str, Any], out: Printed) -> Entry:
         entry.text = rounded(cell["value"] * UNITS[unit])
     ends = ""
     if not math.isnan(cell["low"]):
-        ends = f"[{number(cell['low'], form)}, {number(cell['high'], form)}]"
+        ends = f"({number(cell['low'], form)} to {number(cell['high'], form)})"
         if "interval" in column.shows or isinstance(column.null, float):
             entry.interval = ends
     if not math.isnan(cell["difference"]):
@@ -165,9 +165,6 @@ def prepare(table: Table, cells: pd.DataFrame, settings: Sequence[Setting]) -> P
     for title, columns in table.panels.items():
         keys = [column.column for column in columns]
         filled = [row for row, column in index if column in keys and row != "setting"]
-        if title in table.rows:  # this panel's rows, and such as no other panel has
-            others = {row for panel in table.rows.keys() - {title} for row in table.rows[panel]}
-            filled = [row for row in filled if row not in others]
         # Those that the paper has not come last.
         filled = [*(row for row in table.printed["row"].unique() if row in filled), *filled]
         rows = [row for row in dict.fromkeys([*table.rows_of(title), *filled]) if row in scales]
@@ -198,6 +195,28 @@ def _line(column: Column, cells: dict, out: Printed) -> tuple[str, str, list[Ent
         entries.append(_entry(column, main, out))
         paper = paper_text(main["paper"], column, main["unit"], sd and sd["paper"])
     return heading, paper, entries
+
+
+def axis(rows: Iterable[Iterable[float | None]], band: float = math.nan) -> list[dict[str, Any]]:
+    """Where the values of each row stand between 0 and 100 on one axis, as macro `forest` draws it.
+
+    rows: the paper's value, ours, and the ends of its interval, None or NaN for none; band: what
+    is shaded on both sides of zero, and stands on the axis.
+    """
+    rows = [[None if pd.isna(value) else value for value in row] for row in rows]
+    ends = [] if math.isnan(band) else [-band, band]
+    values = [*(value for row in rows for value in row if value is not None), *ends] or [0.0]
+    start, end = min(values), max(values)
+    # Zero belongs on the axis where it is within 1.5 times the width of the values.
+    start = 0.0 if 0 < start < 1.5 * (end - start) else start
+    end = 0.0 if 0 > end > -1.5 * (end - start) else end
+
+    def place(value: float | None) -> float | None:
+        return None if value is None else round(100 * (value - start) / (end - start or 1.0), 2)
+
+    fixed = {"zero": place(0.0) if start <= 0 <= end else None, "band": list(map(place, ends))}
+    names = ("paper", "ours", "low", "high")
+    return [dict(zip(names, map(place, row), strict=True)) | fixed for row in rows]
 
 
 def environment(autoescape: bool = True, **options: Any) -> jinja2.Environment:

@@ -12,6 +12,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
 from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,15 @@ from markupsafe import Markup
 
 from relation import plan, records
 from relation.config import Options
-from report import claims, data, figures, overview, render, study, table, tables
+from report import claims, data, fair, figures, overview, render, study, table, tables
 from report.data import Records, Setting
-from report.evidence import VERDICTS, Evidence, axis
+from report.evidence import VERDICTS, Evidence
 from report.figures import style
+from report.render import axis
 
 _NAMES = ("claims", "tables", "figures", "study", "assumptions", "records")
 PAGES = {"index.html": "Overview"} | {f"{name}.html": name.capitalize() for name in _NAMES}
+_values = attrgetter("paper", "ours", "low", "high")  # of evidence
 UNITS = {"1": "", "text": "", "x": "×"}  # of evidence, where they print otherwise
 SYSTEMS = ("steps", "complexity", "decode", "recall", "checks", "gradients", "data")
 
@@ -76,7 +79,7 @@ def build(campaign: plan.Campaign, out: Path, published: bool) -> None:
         },
         "index.html": {
             "differences": differences,
-            "answer": overview.answer([row["evidence"] for row in differences]),
+            "answer": overview.answer(differences),
             "tuned": next((each.summary for each in sections if each.summary), ""),
             "cost": overview.cost(cells),
             "tally": list(map(overview.tally, judged)),
@@ -102,9 +105,10 @@ def _section(section: study.Section) -> dict[str, Any]:
     """What the template shows: differences as places on one axis, with the margin."""
     table = section.table
     if table is not None and "" in table:
-        rows = {k: Evidence.of(estimate) for k, estimate in table[""].items() if estimate}
-        place = axis(list(rows.values()), study.MARGIN)
-        table = table.assign(**{"": [place(rows[k]) if k in rows else None for k in table.index]})
+        drawn = table[""].dropna()
+        places = axis([(None, each.value, each.low, each.high) for each in drawn], fair.MARGIN)
+        by_row = dict(zip(drawn.index, places, strict=True))
+        table = table.assign(**{"": list(map(by_row.get, table.index))})
     return {**vars(section), "table": table}
 
 
@@ -142,14 +146,13 @@ def _write_pages(pages: Mapping[str, Mapping[str, Any]], out: Path, **context: A
         "style": style,
         "printed_units": UNITS,
     }
-    templates = render.environment()
     for source in ("style.css.j2", "report.js"):
-        text = templates.get_template(source).render(context)
+        text = render.HTML.get_template(source).render(context)
         (out / source.removesuffix(".j2")).write_text(text, encoding="utf-8")
     for name in PAGES.keys() - pages.keys():
         (out / name).unlink(missing_ok=True)
     for name, content in pages.items():
-        template = templates.get_template(f"{name}.j2")
+        template = render.HTML.get_template(f"{name}.j2")
         text = template.render(context, here=name, title=PAGES[name], **content)
         (out / name).write_text(text, encoding="utf-8")
 
@@ -207,26 +210,29 @@ def missing(stored: Sequence[Records], published: bool) -> Iterator[dict[str, An
 
 
 def _claim(judged: Sequence[claims.Judged]) -> dict[str, Any]:
-    """A claim with its verdict and its evidence in every setting, on one axis.
+    """A claim with its verdict and its evidence in every setting, on one axis if units allow it.
 
     forms: the format of a quantity, the same in every setting; quantity: what all evidence is of.
     """
     rows = [row for one in judged for row in one.evidence]
     evidence = [row for row in rows if row.ours is not None]
-    place, units = axis(evidence), {row.quantity: row.unit for row in rows}
+    units = {row.quantity: row.unit for row in rows}
+    plotted = len({row.unit for row in evidence}) == 1 and not any(r.paper_n for r in evidence)
+    places = axis(map(_values, evidence)) if plotted else [None] * len(evidence)
+    by_row = dict(zip(evidence, places, strict=True))
     return {
         "claim": judged[0].claim,
-        "verdicts": [(one, [(row, place(row)) for row in one.evidence]) for one in judged],
+        "verdicts": [(one, [(row, by_row.get(row)) for row in one.evidence]) for one in judged],
         "quantity": next(iter(units)) if len(units) == 1 else "",
         "units": units,
         "forms": {name: _form([row for row in rows if row.quantity == name]) for name in units},
-        "plotted": bool(evidence and place(evidence[0])),
+        "plotted": plotted,
     }
 
 
 def _form(rows: Sequence[Evidence]) -> str:
     """One format for all values of a quantity: four digits of the largest, losses to 1e-4 nat."""
-    values = [v for row in rows for v in (row.paper, row.ours, row.low, row.high) if v is not None]
+    values = [value for row in rows for value in _values(row) if value is not None]
     largest = max(map(abs, values), default=0.0)
     if all(float(value).is_integer() for value in values):
         return ",.0f"
@@ -263,9 +269,9 @@ def assumptions(
         options.append(by_scale)
     for name, field in Options.model_fields.items():
         values = [{s: _option(o.get(name)) for s, o in by_scale.items()} for by_scale in options]
-        differs = any(
-            a[scale] != b[scale] for a in values for b in values for scale in a.keys() & b.keys()
-        )
+        # 100M28pc stands beside 100M.
+        shown = {(data.paper_scale(scale), text) for of in values for scale, text in of.items()}
+        differs = len(shown) > len({scale for scale, _ in shown})
         yield {"name": name, "about": field.description, "differs": differs, "values": values}
 
 

@@ -1,4 +1,4 @@
-"""Statistics of the report: intervals over seeds, comparisons of two arms, curves and fits."""
+"""Statistics of the report: intervals over seeds, comparisons of two arms, curves, shares."""
 
 import math
 import statistics
@@ -27,6 +27,11 @@ class Estimate:
     sd: float = math.nan
     se: float = math.nan
     freedom: float = math.nan
+
+    def __format__(self, form: str) -> str:
+        """The value and, where it has one, its interval, as +0.0036 (−0.0010 to +0.0082)."""
+        ends = "" if math.isnan(self.low) else f" ({self.low:{form}} to {self.high:{form}})"
+        return f"{self.value:{form}}{ends}".replace("-", "−")
 
     @property
     def p(self) -> float:
@@ -161,3 +166,30 @@ def median_ratio(over: Sequence[float], under: Sequence[float], together: bool =
     top, bottom = median(over), median(under)
     ends = (top.low / bottom.high, top.high / bottom.low)
     return Estimate(top.value / bottom.value, *ends, min(top.n, bottom.n))
+
+
+def bits_per_character(runs: pd.DataFrame, nll: str = "final_nll") -> pd.Series:
+    """A loss in bits per character of the validation split; NaN where nobody recorded those.
+
+    A text has the same characters in any vocabulary, so one run's count does for all of a corpus.
+    bits/character = nat/token x tokens/characters / ln 2.
+    """
+    characters = runs["validation_characters"].astype(float)
+    characters = characters.groupby(runs["corpus_fingerprint"], dropna=False).transform("max")
+    return runs[nll] * runs["validation_tokens"] / characters / math.log(2)
+
+
+def length_cost(lengths: pd.DataFrame) -> pd.DataFrame:
+    """What windows longer than trained cost by position: `value`, nat/token, of `count` tokens."""
+    # The same tokens were read in one long window ("whole") and in trained ones ("apart").
+    long, trained = (lengths[lengths["reading"] == reading] for reading in ("whole", "apart"))
+    key = ["scale", "variation", "variant", "seed", "first"]
+    joined = long.merge(trained, on=key, suffixes=("", "_apart"))
+    return joined.assign(value=joined["nll"] - joined["nll_apart"])
+
+
+def recall_shares(recall: pd.DataFrame) -> pd.Series:
+    """The share of queries answered at the learning rate chosen for each width."""
+    rows = recall[recall["chosen"].fillna(False).astype(bool)]
+    sums = rows.groupby(["mixer", "width", "length", "seed"])[["right", "queries"]].sum()
+    return (sums["right"] / sums["queries"]).rename("share")

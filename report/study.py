@@ -1,16 +1,12 @@
 """The page Study: Relation beside attention that is tuned alike, and what initial weights decide.
 
 Everything here is computed from the shipped rows of the campaigns `books`, `fair` and `readings`.
-docs/preregistration.md fixes the comparison. In `fair`, variations `rate-...` and `rate30-...`
-search for each arm's learning rate; `tuned` and `tuned-...`, which have other scales or seeds, have
-the runs that compare arms; so do `long` and `small-updates`.
 """
 
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -20,26 +16,21 @@ from matplotlib.ticker import NullLocator
 from relation import plan, records
 from relation.errors import InputError
 from relation.variants import ARMS, PAIRED
-from report import data, overview, readings, stats
-from report.data import bits_per_character, counted, title
+from report import data, fair, overview, readings, stats
+from report.data import counted, title
 from report.figures import style
-from report.figures.style import COLOUR, INK, MUTED, Bar, forest, grid, plot, save, signed
+from report.figures.style import COLOUR, INK, MUTED, Bar, forest, grid, plot, save
 from report.render import number
 
-MARGIN = 0.01  # nat/token, within which two arms count as equivalent
-FRESH, EVERY_ARM = range(200, 248), 216  # seeds of primary arms; all arms have those below
-DIVERGED = 0.5  # nat/token above the median of an arm at a rate
-TUNED = "tuned"
 LESS, ALIKE = "− MHA", "− MHA with the same additions"
 BITS, UNRECORDED, UNMEASURED = "bits/character", "not recorded", "not measured"
 # Where the primary comparisons are made too, without a verdict: scale, variation, name.
 ELSEWHERE = (
-    ("30M", TUNED, "30M"),
-    ("100M28pc", TUNED, "100M on 28% of its tokens"),
+    ("30M", fair.TUNED, "30M"),
+    ("100M28pc", fair.TUNED, "100M on 28% of its tokens"),
     ("10M", "long", "10M on 600M tokens"),
     ("10M", "small-updates", "10M, 32,768 tokens an update"),
 )
-RUN = ["scale", "variation", "variant", "seed"]
 
 
 @dataclass(frozen=True)
@@ -60,14 +51,15 @@ class Section:
 def sections(published: Path, folder: Path) -> list[Section]:
     """Every section whose rows are in `published`/<campaign>; figures go to `folder` as SVG."""
     folder.mkdir(parents=True, exist_ok=True)
-    books, fair, trials = (records.load(published / n) for n in ("books", "fair", "readings"))
-    runs, probes = with_last_loss(fair["runs"], fair["probes"]), fair["probes"]
-    steps = pd.concat([fair["steps"], books["steps"]])
+    books, tuned, trials = (records.load(published / n) for n in ("books", "fair", "readings"))
+    runs, probes = fair.with_last_loss(tuned["runs"], tuned["probes"]), tuned["probes"]
+    steps = pd.concat([tuned["steps"], books["steps"]])
     tuned = [*comparison_sections(runs, "primary"), *arm_sections(runs, probes, steps)]
     tuned += comparison_sections(runs, "beside-mha")
+    tuned[:1] = (replace(each, summary=fair_summary(runs)) for each in tuned[:1])
     with style.styled():
         parts = [
-            *with_summary(tuned[:1], runs),
+            *tuned[:1],
             worth(runs, folder),
             *tuned[1:],
             *elsewhere(runs),
@@ -75,18 +67,10 @@ def sections(published: Path, folder: Path) -> list[Section]:
             *rates(runs, folder),
             answer_section(published.parent, runs, folder),
         ]
-        if len(trials["runs"]):
-            table = readings.draw(readings.values(trials), folder)
+        if len(pairs := readings.values(trials)):
+            table = readings.draw(pairs, folder)
             parts += [Section("readings", table, figure=True), Section("anchor", figure=True)]
     return [section for section in parts if section is not None]
-
-
-def with_summary(sections: list[Section], runs: pd.DataFrame) -> list[Section]:
-    """The sections, the first with the summary of campaign `fair` and how much of it has run."""
-    planned = {run.hash for run in plan.load({"campaign": "fair"}).planned}
-    done = f"Of {len(planned)} planned runs {len(planned.intersection(runs['hash']))} are here."
-    first = [replace(each, summary=f"{fair_summary(runs)} {done}") for each in sections[:1]]
-    return first + sections[1:]
 
 
 def minus(over: str, under: str) -> str:
@@ -107,41 +91,18 @@ def filled_columns(rows: Iterable[dict[str, object]]) -> pd.DataFrame:
     return table.loc[:, ~table.isin([UNRECORDED, UNMEASURED, "", None]).all()]
 
 
-def runs_of(runs: pd.DataFrame, scale: str, variation: str = TUNED) -> pd.DataFrame:
-    """The runs of one scale and variation, and of those that add to it, as tuned-further."""
-    matches = runs["variation"].str.fullmatch(f"{variation}(-.*)?")
-    return runs[(runs["scale"] == scale) & matches]
-
-
-def with_last_loss(runs: pd.DataFrame, probes: pd.DataFrame) -> pd.DataFrame:
-    """The runs with `nll`, which enters comparisons: of a stopped run its last finite NLL.
-
-    Also `diverged`: it stopped, or ended far above the median of its arm at its rate.
-    """
-    finite = probes[(probes["metric"] == "validation_nll") & np.isfinite(probes["value"])]
-    last_nll = finite.sort_values("update").groupby(RUN)["value"].last()
-    last_nll = last_nll.reindex(pd.MultiIndex.from_frame(runs[RUN])).to_numpy(float)
-    kind = runs["variation"].str.partition("-")[0].rename("kind")
-    same_rate = runs.groupby([kind, "scale", "variant", "learning_rate"])
-    far_above = runs["final_nll"] > same_rate["final_nll"].transform("median") + DIVERGED
-    nll = runs["final_nll"].fillna(pd.Series(last_nll, runs.index))
-    return runs.assign(nll=nll, diverged=far_above | runs["final_nll"].isna())
-
-
-def answer_section(root: Path, fair: pd.DataFrame, folder: Path) -> Section | None:
+def answer_section(root: Path, runs: pd.DataFrame, folder: Path) -> Section | None:
     """Relation − MHA of every setting that has pairs: the rows of the first page, and the fair
-    comparison, as a figure. root: of all results; fair: its runs, as `with_last_loss`."""
-    tuned = fair[fair["variation"].str.startswith(TUNED)]
-    settings = plan.load({"campaign": "books"}).columns
-    runs = {str(setting): data.load(setting, root=root).runs for setting in settings}
+    comparison, as a figure. root: of all results; runs: of `fair`, as `fair.with_last_loss`."""
+    tuned = runs[runs["variation"].str.startswith(fair.TUNED)]
     bars = []
-    for name, setting_runs in runs.items():
-        for row in overview.differences(setting_runs):
-            label = f"{row['scale']}: {name}, {counted(row['final_nll'].n, 'pair')}"
+    for setting in plan.load({"campaign": "books"}).columns:
+        for row in overview.differences(data.load(setting, root=root).runs):
+            label = f"{row['scale']}: {setting}, {counted(row['final_nll'].n, 'pair')}"
             bars.append(Bar(label, row["final_nll"], printed=row["paper"]))
     for scale, scale_runs in tuned.groupby("scale"):
-        if pair := compare_arms(scale_runs, "full", "mha"):
-            so_far = " so far" if scale == "10M" and len(pair.common) < len(FRESH) else ""
+        if pair := fair.compare_arms(scale_runs, "full", "mha"):
+            so_far = " so far" if scale == "10M" and len(pair.common) < len(fair.FRESH) else ""
             label = f"{data.paper_scale(scale)}: Tuned alike, {pair.seeds} seeds{so_far}"
             bars.append(Bar(label, pair.welch))
     if not bars:
@@ -152,110 +113,21 @@ def answer_section(root: Path, fair: pd.DataFrame, folder: Path) -> Section | No
     return Section("answer", figure=True)
 
 
-# The fair comparison
-
-
-def fitted_rates(runs: pd.DataFrame) -> dict[str, tuple[float | None, float]]:
-    """`best_rate` of every arm that has searched at 10M."""
-    searched = runs[runs["variation"].str.startswith("rate") & (runs["scale"] == "10M")]
-    return {name: best_rate(arm_runs) for name, arm_runs in searched.groupby("variant")}
-
-
-def primary_pairs(runs: pd.DataFrame) -> list[tuple[str, str]]:
-    """The primary comparisons: Relation − MHA, and best Relation − best attention ("": open)."""
-    best, fits = [], fitted_rates(runs)
-    fits.pop("mha-self", None)  # the control is neither attention nor Relation
-    for kind in PAIRED[::-1]:
-        kind_fits = {name: fit for name, fit in fits.items() if name.startswith(kind)}
-        is_open = not kind_fits or any(rate is None for rate, _ in kind_fits.values())
-        best.append("" if is_open else min(kind_fits, key=lambda name: kind_fits[name][1]))
-    return list(dict.fromkeys([PAIRED[::-1], tuple(best)]))
-
-
 def fair_summary(runs: pd.DataFrame) -> str:
-    """The primary comparisons with their verdicts in a sentence."""
+    """The primary comparisons with their verdicts in a sentence, and how much has run."""
     chosen = "family == 'primary' and over != '' and under != ''"
-    primary, parts = comparison_table(runs).query(chosen), []
+    primary, parts = fair.comparison_table(runs).query(chosen), []
     for row in primary.itertuples():
-        ruling, value = verdict(row), ""
+        ruling, value = fair.verdict(row), ""
         if row.comparison:
-            value = f"{signed(row.comparison.welch)} nat/token"
+            value = f"{row.comparison.welch:+.4f} nat/token"
             if f"{row.comparison.seeds} of" not in ruling:
                 value += f" on {row.comparison.seeds} seeds"
         parts.append(f"{minus(row.over, row.under)}: {', '.join(filter(None, (value, ruling)))}")
     corpus = "a larger corpus so far" if primary["lacking"].any() else "a larger corpus"
-    return f"Each variant at its own learning rate, 10M on {corpus}. {'. '.join(parts)}."
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """One arm less another: Welch's estimate, which decides; paired over the common seeds; and
-    Welch's without diverged runs. seeds: how many each has, in words."""
-
-    seeds: str
-    common: pd.Index
-    welch: stats.Estimate
-    paired: stats.Estimate
-    undiverged: stats.Estimate
-
-
-def compare_arms(
-    runs: pd.DataFrame, over: str, under: str, end: float = math.inf
-) -> Comparison | None:
-    """Two arms on their seeds below `end`; None where one has none. runs: `with_last_loss`."""
-    runs = runs[runs["seed"] < end].set_index("seed")
-    arms = [runs[runs["variant"] == name] for name in (over, under)]
-    if any(arm.empty for arm in arms):
-        return None
-    nll = [arm["nll"].dropna() for arm in arms]
-    return Comparison(
-        seeds=" and ".join(dict.fromkeys(str(len(arm)) for arm in arms)),
-        common=arms[0].index.intersection(arms[1].index),
-        welch=stats.welch(*nll),
-        paired=stats.mean((nll[0] - nll[1]).dropna()),
-        undiverged=stats.welch(*(arm.loc[~arm["diverged"], "nll"] for arm in arms)),
-    )
-
-
-def comparison_table(runs: pd.DataFrame) -> pd.DataFrame:
-    """The comparisons with verdicts at 10M: family, over, under, seeds, comparison, p and within.
-
-    seeds: how many the protocol gives each arm; comparison: a Comparison of the runs so far, or
-    None; lacking: how many comparisons of the family lack seeds. An arm "" is not chosen yet.
-
-    p, within: of a difference and of equivalence, after Holm's correction over the whole family;
-    NaN before all its seeds have run. The families: the primary comparisons; and all arms other
-    than MHA against it on the seeds that every arm has.
-    """
-    fresh = runs_of(runs, "10M").query("seed in @FRESH")
-    pairs = [("primary", *pair, FRESH.stop) for pair in primary_pairs(runs)]
-    pairs += [("beside-mha", name, "mha", EVERY_ARM) for name in ARMS if name != "mha"]
-    rows = []
-    for family, over, under, end in pairs:
-        comparison, seeds = compare_arms(fresh, over, under, end), end - FRESH.start
-        complete = comparison is not None and len(comparison.common) == seeds
-        p = (comparison.welch.p, comparison.welch.within(MARGIN)) if complete else [math.nan] * 2
-        rows.append((family, over, under, seeds, comparison, not complete, *p))
-    tests = ["p", "within"]
-    names = ["family", "over", "under", "seeds", "comparison", "lacking", *tests]
-    table = pd.DataFrame(rows, columns=names)
-    table["lacking"] = table.groupby("family")["lacking"].transform("sum")
-    table[tests] = table.groupby("family")[tests].transform(stats.holm)
-    table.loc[table["lacking"] > 0, tests] = math.nan
-    return table
-
-
-def verdict(row: Any) -> str:
-    """The protocol's verdict on a row of `comparison_table`; open before all seeds of its family
-    have run, as Holm's correction takes the p of all."""
-    if row.comparison is None or len(row.comparison.common) < row.seeds:
-        return f"open: {row.comparison.seeds if row.comparison else 0} of {row.seeds} seeds"
-    if row.lacking:
-        return f"open: waits for {counted(row.lacking, 'comparison')} of its family"
-    way = "better" if row.comparison.welch.value < 0 else "worse"
-    if row.within < 0.05:
-        return f"{way}, by less than {MARGIN}" if row.p < 0.05 else "equivalent"
-    return way if row.p < 0.05 else "not established"
+    planned = {run.hash for run in plan.load({"campaign": "fair"}).planned}
+    parts.append(f"Of {len(planned)} planned runs {runs['hash'].isin(planned).sum()} are here.")
+    return f"Each variant at its own learning rate, 10M on {corpus}. {'. '.join(parts)}"
 
 
 def arm_sections(runs: pd.DataFrame, probes: pd.DataFrame, steps: pd.DataFrame) -> list[Section]:
@@ -263,8 +135,8 @@ def arm_sections(runs: pd.DataFrame, probes: pd.DataFrame, steps: pd.DataFrame) 
 
     Raises InputError where an arm's runs have other rates than its search gave.
     """
-    fresh = runs_of(runs, "10M")
-    for variant, (fitted, _) in fitted_rates(runs).items():
+    fresh = fair.runs_of(runs, "10M")
+    for variant, (fitted, _) in fair.fitted_rates(runs).items():
         rates = fresh.loc[fresh["variant"] == variant, "learning_rate"].unique()
         if fitted and not np.isclose(rates, fitted).all():
             listed = ", ".join(f"{rate:.3g}" for rate in rates)
@@ -276,29 +148,31 @@ def arm_sections(runs: pd.DataFrame, probes: pd.DataFrame, steps: pd.DataFrame) 
 
 def worth(runs: pd.DataFrame, folder: Path) -> Section | None:
     """What each arm is worth beside MHA, on fresh seeds."""
-    fresh, bars = runs_of(runs, "10M"), []
+    fresh, bars = fair.runs_of(runs, "10M"), []
     for name in (name for name in ARMS if name != "mha"):
-        if pair := compare_arms(fresh, name, "mha"):
-            label, colour = f"{title(name)}, {pair.seeds} seeds", name.partition("-")[0]
-            bars.append(Bar(label, pair.welch, colour=COLOUR[colour]))
+        if pair := fair.compare_arms(fresh, name, "mha"):
+            kind, label = name.partition("-")[0], f"{title(name)}, {pair.seeds} seeds"
+            look = {"colour": COLOUR[kind], "kind": style.NAME[kind]}
+            bars.append(Bar(label, pair.welch, **look))
     if not bars:
         return None
     bars.sort(key=lambda bar: bar.estimate.value)
-    figure = forest(bars, "final validation NLL less that of MHA (nat/token)")
-    figure.axes[0].axvspan(-MARGIN, MARGIN, color=MUTED, alpha=0.15, linewidth=0)
-    save(figure, folder / "worth.svg")
+    label = "final validation NLL less that of MHA (nat/token)"
+    save(forest(bars, label, margin=fair.MARGIN), folder / "worth.svg")
     return Section("worth", figure=True)
 
 
 def arm_table(runs: pd.DataFrame, probes: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
     """A row an arm, the lowest NLL first, with its difference to MHA."""
-    curves, rows = validation(probes, runs), []
-    for variant, arm_runs in runs.groupby("variant"):
-        to_mha = None if variant == "mha" else compare_arms(runs, variant, "mha")
-        columns = {LESS: to_mha and signed(to_mha.welch), "": to_mha and to_mha.welch, ALIKE: ""}
+    curves, rows, means = validation(probes, runs), [], runs.groupby("variant")["nll"].mean()
+    means = means.reindex([name for name in ARMS if name in means])  # of equal ones MHA first
+    for variant in means.sort_values(kind="stable").index:
+        arm_runs = runs[runs["variant"] == variant]
+        to_mha = None if variant == "mha" else fair.compare_arms(runs, variant, "mha")
+        columns = {LESS: to_mha and f"{to_mha.welch:+.4f}", "": to_mha and to_mha.welch, ALIKE: ""}
         if variant.startswith("full-"):  # MHA with the same additions is an arm, too
-            to_alike = compare_arms(runs, variant, variant.replace("full", "mha", 1))
-            columns[ALIKE] = signed(to_alike.welch) if to_alike else ""
+            to_alike = fair.compare_arms(runs, variant, variant.replace("full", "mha", 1))
+            columns[ALIKE] = f"{to_alike.welch:+.4f}" if to_alike else ""
         speed, rate = throughput(steps, variant, arm_runs["backend"].iloc[0])
         reached, minutes = tokens_to_mha(curves, variant), UNMEASURED
         if rate is not None:
@@ -306,15 +180,15 @@ def arm_table(runs: pd.DataFrame, probes: pd.DataFrame, steps: pd.DataFrame) -> 
         speeds = {"tokens/s, MHA’s = 1": speed, "GPU minutes": minutes}
         rows.append(arm_row(arm_runs, columns) | speeds)
     # One corpus and one vocabulary, so that bits tell nothing more.
-    return filled_columns(rows).sort_values("NLL").drop(columns=BITS, errors="ignore")
+    return filled_columns(rows).drop(columns=BITS, errors="ignore")
 
 
 def arm_row(runs: pd.DataFrame, differences: dict[str, object] | None = None) -> dict[str, object]:
     """A table's row on the runs of one arm. differences: the columns before their NLL."""
-    nll, bits = stats.mean(runs["nll"].dropna()), bits_per_character(runs, "nll").mean()
+    nll, bits = stats.mean(runs["nll"].dropna()), stats.bits_per_character(runs, "nll").mean()
     return {
         "variant": title(runs["variant"].iloc[0]), "rate": f"{runs['learning_rate'].iloc[0]:.3g}",
-        **(differences or {}), "NLL": signed(nll, ".4f"),
+        **(differences or {}), "NLL": f"{nll:.4f}",
         "runs": str(len(runs)), "diverged": str(runs["diverged"].sum()),
         BITS: UNRECORDED if math.isnan(bits) else f"{bits:.4f}",
         "parameters": f"{runs['parameters'].iloc[0]:,}",
@@ -337,7 +211,7 @@ def throughput(steps: pd.DataFrame, variant: str, backend: str) -> tuple[str, fl
 def validation(probes: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     """Validation NLL of some runs by tokens, a column an arm and seed; a run that stopped stays
     where it was."""
-    rows = probes.merge(runs[RUN])
+    rows = probes.merge(runs[fair.RUN])
     rows = rows[(rows["metric"] == "validation_nll") & np.isfinite(rows["value"])]
     return rows.pivot_table("value", "tokens", ["variant", "seed"]).ffill()
 
@@ -356,40 +230,41 @@ def p_text(p: float) -> str:
     return "< 0.001" if p < 0.0005 else number(p, ".3f")
 
 
-def comparison_columns(comparison: Comparison) -> dict[str, object]:
+def comparison_columns(comparison: fair.Comparison) -> dict[str, object]:
     """A table's columns on a comparison; "" holds the estimate that is drawn."""
     return {
-        "Welch": signed(comparison.welch), "": comparison.welch, "seeds": comparison.seeds,
-        "paired": signed(comparison.paired), "without diverged": signed(comparison.undiverged),
+        "Welch": f"{comparison.welch:+.4f}", "": comparison.welch, "seeds": comparison.seeds,
+        "paired": f"{comparison.paired:+.4f}",
+        "without diverged": f"{comparison.undiverged:+.4f}",
     }  # fmt: skip
 
 
 def comparison_sections(runs: pd.DataFrame, family: str) -> list[Section]:
     """The comparisons of a family, with verdicts; none before a seed of it has run."""
-    rows, table = [], comparison_table(runs).query("family == @family")
+    rows, table = [], fair.comparison_table(runs).query("family == @family")
     for row in table.query("over != '' and under != ''").itertuples():
-        columns = {"comparison": minus(row.over, row.under), "verdict": verdict(row)}
+        columns = {"comparison": minus(row.over, row.under), "verdict": fair.verdict(row)}
         columns |= {"": None, "Welch": None}
         columns |= comparison_columns(row.comparison) if row.comparison else {}
-        rows.append(columns | {"p": p_text(row.p), f"p within ±{MARGIN}": p_text(row.within)})
+        rows.append(columns | {"p": p_text(row.p), f"p within ±{fair.MARGIN}": p_text(row.within)})
     return [Section(family, filled_columns(rows))] if table["comparison"].any() else []
 
 
 def elsewhere(runs: pd.DataFrame) -> list[Section]:
     """The primary arms in larger models, on more tokens and in smaller updates."""
-    pairs, arm_rows, pair_rows = primary_pairs(runs), [], []
+    pairs, arm_rows, pair_rows = fair.primary_pairs(runs), [], []
     pairs += [(under, "mha") for _, under in pairs if under not in ("", "mha")]
     for scale, variation, setting in ELSEWHERE:
-        setting_runs = runs_of(runs, scale, variation)
+        setting_runs = fair.runs_of(runs, scale, variation)
         for _, arm_runs in setting_runs.groupby("variant"):
             arm_rows.append({"variant": "", "setting": setting} | arm_row(arm_runs))
         for over, under in pairs:
-            if (comparison := compare_arms(setting_runs, over, under)) is None:
+            if (comparison := fair.compare_arms(setting_runs, over, under)) is None:
                 continue
             row = {"comparison": minus(over, under), "setting": setting}
             same_seeds = runs[runs["seed"].isin(comparison.common)]
-            tuned = compare_arms(runs_of(same_seeds, "10M"), over, under)
-            text = signed(tuned.welch) if tuned and scale == "10M" else ""
+            tuned = fair.compare_arms(fair.runs_of(same_seeds, "10M"), over, under)
+            text = f"{tuned.welch:+.4f}" if tuned and scale == "10M" else ""
             row |= comparison_columns(comparison)
             pair_rows.append(row | {"150M tokens, same seeds": text})
     tables = {"elsewhere": arm_rows, "elsewhere-apart": pair_rows}
@@ -398,9 +273,10 @@ def elsewhere(runs: pd.DataFrame) -> list[Section]:
 
 def head_start(runs: pd.DataFrame, probes: pd.DataFrame, folder: Path) -> Section | None:
     """The primary comparisons against training tokens: how much of the end comes early."""
-    curves, rows = validation(probes, runs_of(runs, "10M")), []
+    curves, rows = validation(probes, fair.runs_of(runs, "10M")), []
     figure, axes = plot(2.8)
-    for (over, under), colour in zip(primary_pairs(runs), ("full", "linear"), strict=False):
+    colours = (style.RELATION, MUTED)
+    for (over, under), colour in zip(fair.primary_pairs(runs), colours, strict=False):
         if not {over, under} <= set(curves.columns.unique(0)):
             continue
         arms, name = (curves[over], curves[under]), minus(over, under)
@@ -409,25 +285,24 @@ def head_start(runs: pd.DataFrame, probes: pd.DataFrame, folder: Path) -> Sectio
             for tokens in curves.index[curves.index > 0]
         }
         mean, low, high = zip(*((e.value, e.low, e.high) for e in estimates.values()), strict=True)
-        tokens, look = list(estimates), {"color": COLOUR[colour]}
+        tokens, look = list(estimates), {"color": colour}
         axes.plot(tokens, mean, label=name.replace(" − ", "\n− "), **look)
         axes.fill_between(tokens, low, high, alpha=0.2, linewidth=0, **look)
         seeds = " and ".join(dict.fromkeys(str(arm.shape[1]) for arm in arms))
         row, final = {"comparison": name, "seeds": seeds}, estimates[tokens[-1]]
         for part in (0.2, 0.5):  # of the training tokens
             early = estimates[min(tokens, key=lambda t: abs(t - part * tokens[-1]))]
-            row[f"after {part:.0%}"] = signed(early)
+            row[f"after {part:.0%}"] = f"{early:+.4f}"
             times = early.value / final.value
             share = (f"{times:.0%}" if abs(times) < 2 else f"{times:.1f} times").replace("-", "−")
             excludes_zero = final.low > 0 or final.high < 0
             row[f"share at {part:.0%}"] = share if excludes_zero else "no sure end"
-        rows.append(row | {"at the end": signed(final)})
+        rows.append(row | {"at the end": f"{final:+.4f}"})
     if not rows:
         return None
     axes.axhline(0, color=INK, linewidth=0.8)
     axes.set(xlabel="training tokens", ylabel="difference (nat/token)")
     style.counts(axes.xaxis)
-    axes.legend(loc="lower left", bbox_to_anchor=(0, 1))
     save(figure, folder / "head-start.svg")
     return Section("head-start", pd.DataFrame(rows), figure=True)
 
@@ -447,7 +322,7 @@ def rates(runs: pd.DataFrame, folder: Path) -> Iterator[Section]:
         means = by_rate["final_nll"].mean().unstack().where(diverged == 0)
         rows = []
         for variant in (variant for variant in ARMS if variant in means.index):
-            best, _ = best_rate(scale_runs[scale_runs["variant"] == variant])
+            best, _ = fair.best_rate(scale_runs[scale_runs["variant"] == variant])
             row = {"variant": title(variant), "runs": f"{counts.loc[variant].sum():.0f}"}
             for rate, mean in means.loc[variant].items():
                 n = diverged.at[variant, rate]
@@ -489,29 +364,3 @@ def _rate_panels(runs: pd.DataFrame, means: pd.DataFrame, times: float, label: s
     figure.supxlabel(label, fontsize=8)
     figure.supylabel("final validation NLL (nat/token)", fontsize=8)
     return figure
-
-
-def best_rate(runs: pd.DataFrame) -> tuple[float | None, float]:
-    """An arm's learning rate by docs/preregistration.md and its fitted NLL; None while it is open.
-
-    runs: `with_last_loss`, of one arm at 10M or 30M. The fit is a parabola in log rate, NLL =
-    a x² + b x + c, whose minimum is -b / 2a; without one (a <= 0) the best rate stands.
-    """
-    by_rate = runs.groupby("learning_rate")
-    means = by_rate["final_nll"].mean().where(~by_rate["diverged"].any(), math.inf)
-    near, lowest, seeds = means.index, int(np.argmin(means)), by_rate["seed"].nunique()
-    if (runs["scale"] == "30M").all():
-        is_open = len(near) != 3 or math.isinf(means.min())
-    else:
-        too_few = len(near) < 5 or seeds.min() < 2
-        near = near[max(lowest - 1, 0) : lowest + 2]  # two at an edge
-        is_open = too_few or len(near) < 3 or seeds[near].min() < 4
-    if is_open:
-        return None, math.nan
-    fitted_runs = runs[runs["learning_rate"].isin(near)].dropna(subset="final_nll")
-    x = np.log(fitted_runs["learning_rate"])
-    fit = np.polyfit(x, fitted_runs["final_nll"], 2) if x.nunique() == 3 else np.zeros(3)
-    if fit[0] <= 0:
-        return float(means.index[lowest]), float(means.iloc[lowest])
-    log_rate = np.clip(-fit[1] / (2 * fit[0]), math.log(near[0]), math.log(near[-1]))
-    return float(f"{math.exp(log_rate):.3g}"), float(np.polyval(fit, log_rate))

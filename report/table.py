@@ -145,23 +145,25 @@ def cell(
     return cell | {"sources": () if of is None else sources(of)} | fields
 
 
-def means(values: pd.DataFrame, statistic: str = "value", seeds: Sequence[int] = ()) -> Cells:
+def means(
+    values: pd.DataFrame, statistic: str = "value", seeds: Sequence[int] = (), none="diverged"
+) -> Cells:
     """Means over seeds with their 95% t interval; with the statistic `mean` also a row `sd`.
 
     values: a row a seed with row, column, seed, value and source (a line each);
-    NaN is a run that diverged; seeds: the planned ones, of which a mean says which it lacks.
+    none: what a value of NaN means; seeds: the planned ones, of which a mean says which it lacks.
     """
     for (row, column), group in values.groupby(["row", "column"], sort=False):
         recorded = dict(zip(group["seed"].astype(int), group["value"].astype(float), strict=True))
         by_seed = {seed: value for seed, value in recorded.items() if not math.isnan(value)}
         mean = stats.mean(list(by_seed.values()))
         lacking = {
-            "diverged: seeds": [seed for seed in recorded if seed not in by_seed],
+            f"{none}: seeds": [seed for seed in recorded if seed not in by_seed],
             "seeds without a value:": [seed for seed in seeds if seed not in recorded],
         }
         reasons = (f"{why} {', '.join(map(str, of))}" for why, of in lacking.items() if of)
         common = {"reason": "; ".join(reasons), "sources": sources(group)}
-        common["status"] = "ok" if by_seed else "diverged"
+        common["status"] = "ok" if by_seed else none
         yield cell(row, column, mean, statistic=statistic, by_seed=by_seed, **common)
         if mean.n == 1:
             why = "one seed has a value; a standard deviation takes two"

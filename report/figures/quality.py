@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from relation.variants import PAIRED
 from report import paper, stats
-from report.data import Records, counted, title
+from report.data import RUN_KEY, Records, counted, title
 from report.figures import style
 from report.figures.style import COLOUR, NAME, drawing, paired, panels
 
@@ -30,10 +30,9 @@ def _passes(axes: Axes, runs: pd.DataFrame) -> None:
 
 
 def _logged(records: Records) -> pd.DataFrame:
-    """The pairs of the first seeds of every scale, where losses were logged."""
-    runs = paired(records.runs, "seed")
-    rank = runs.groupby("scale")["seed"].rank("dense")
-    return runs[(rank <= FIRST_SEEDS) & bool(len(records.losses))]
+    """The pairs of the first seeds of every scale, where the losses of both were logged."""
+    runs = paired(records.runs.merge(records.losses[RUN_KEY].drop_duplicates()), "seed")
+    return runs[runs.groupby("scale")["seed"].rank("dense") <= FIRST_SEEDS]
 
 
 @drawing("loss-curves", "Training loss", _logged)
@@ -44,7 +43,7 @@ def loss_curves(runs: pd.DataFrame, records: Records) -> Figure:
     logs = dict(list(records.losses.groupby(["scale", "seed", "variant"])))
     rows = runs.groupby("scale")["seed"].nunique().max()
     labels = ["loss (nat/token)"] * rows
-    figure, axes, columns = panels(runs, 1.75 * rows + 0.4, labels, "training tokens", sharex="col")
+    figure, columns = panels(runs, 1.75 * rows + 0.4, labels, "training tokens", sharex="col")
     for scale, scale_runs, column in columns:
         seeds = sorted(scale_runs["seed"].unique())
         for panel, seed in zip(column, seeds, strict=False):
@@ -52,7 +51,8 @@ def loss_curves(runs: pd.DataFrame, records: Records) -> Figure:
             _passes(panel, scale_runs[scale_runs["seed"] == seed])
         for panel in column[len(seeds) :]:
             panel.set_axis_off()
-    style.pair_names(axes[0, 0])
+        column[len(seeds) - 1].set_xlabel("training tokens")
+        column[len(seeds) - 1].tick_params(labelbottom=True)
     return figure
 
 
@@ -62,7 +62,7 @@ def _pair_losses(panel: Axes, logs: dict[str, pd.DataFrame], seed: int, window: 
         log = log.sort_values("update")
         tokens, loss = log["tokens"].to_numpy(), log["loss"].to_numpy()
         curves[variant] = tokens, stats.smoothed(tokens, loss, window * tokens[-1])
-        panel.plot(*curves[variant], color=COLOUR[variant], zorder=3)
+        panel.plot(*curves[variant], **style.look(variant), zorder=3)
         late.append(curves[variant][1][tokens >= LATE * tokens[-1]])
     _limit(panel, np.concatenate(late))
     target = curves["mha"][1][-1]
@@ -89,24 +89,23 @@ def validation_curves(rows: pd.DataFrame, records: Records) -> Figure:
     """Above, MHA and Relation, thin by seed and thick the mean; below, the difference of each pair
     and its mean. The y axes span what follows the first quarter of the budget."""
     labels = ("validation NLL\n(nat/token)", "Relation − MHA\n(nat/token)")
-    figure, axes, columns = panels(rows, 4.2, labels, "training tokens", sharex="col")
+    figure, columns = panels(rows, 4.2, labels, "training tokens", sharex="col")
     for scale, scale_rows, (above, below) in columns:
         arms = {variant: scale_rows[scale_rows["variant"] == variant] for variant in PAIRED}
         arms = {v: arm.pivot_table("value", "tokens", "seed") for v, arm in arms.items()}
         late = LATE * scale_rows["tokens"].max()
         for variant, by_seed in arms.items():
             dash = style.DASHES if variant == "full" else "-"  # the two may lie on one another
-            style.seeds_and_mean(above, by_seed, COLOUR[variant], linestyle=dash)
+            style.seeds_and_mean(above, by_seed, variant, linestyle=dash)
         ends = [by_seed[by_seed.index >= late].to_numpy().ravel() for by_seed in arms.values()]
         _limit(above, np.concatenate(ends))
         differences = (arms["full"] - arms["mha"]).dropna(axis=1, how="all")
-        style.seeds_and_mean(below, differences, style.INK)
+        style.seeds_and_mean(below, differences)
         _limit(below, np.append(differences[differences.index >= late].to_numpy().ravel(), 0.0))
         below.axhline(0, color=style.MUTED, linewidth=0.8)
         for panel in (above, below):
             _passes(panel, records.runs[records.runs["scale"] == scale])
         style.counts(below.xaxis)
-    style.pair_names(axes[0, 0])
     return figure
 
 
@@ -116,7 +115,7 @@ def validation_curves(rows: pd.DataFrame, records: Records) -> Figure:
 def pairs(runs: pd.DataFrame, records: Records) -> Figure:
     """Final validation NLL; a line joins the two runs of a seed. Titles give Relation − MHA with
     its 95% interval over pairs."""
-    figure, _, columns = panels(runs, 2.9, ["final validation NLL (nat/token)"], "")
+    figure, columns = panels(runs, 2.9, ["final validation NLL (nat/token)"], "")
     for scale, scale_runs, (panel,) in columns:
         wide = scale_runs.pivot_table("final_nll", "seed", "variant")
         panel.plot(
@@ -151,6 +150,7 @@ def variants(rows: pd.DataFrame, records: Records) -> Figure:
         for variant, group in rows[rows["scale"] == scale].groupby("variant"):
             printed = paper.number("app-ablation", variant, "delta") if scale == "10M" else None
             name, points = f"{scale}, {title(variant)}, n = {len(group)}", group["difference"]
-            bars.append(style.Bar(name, stats.mean(points), printed=printed, points=points))
+            look = {"points": points, "colour": COLOUR.get(variant, style.RELATION)}
+            bars.append(style.Bar(name, stats.mean(points), printed, **look))
     label = "final validation NLL less Full Relation’s of the same seed (nat/token)"
     return style.forest(bars, label, style.WIDTH)

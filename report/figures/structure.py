@@ -9,9 +9,9 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from relation.variants import PAIRED
 from report import stats
-from report.data import Records, title
+from report.data import Records
 from report.figures import style
-from report.figures.style import COLOUR, NAME, drawing, paired, panels
+from report.figures.style import NAME, drawing, paired, panels
 
 MAP_LAYERS = 5  # layers a row of the flow maps
 # Maps are stored as bytes on a logarithmic scale: 63 is 1, 62 levels over five decades.
@@ -42,29 +42,21 @@ def _diagnosed(records: Records) -> pd.DataFrame:
 @drawing("flow-by-layer", "Flow and effective rank by layer", _diagnosed)
 def flow_by_layer(rows: pd.DataFrame, records: Records) -> Figure:
     """Self flow of Relation and diagonal flow of MHA, the effective rank of either flow, and the
-    ratio of the ranks: means over seeds, points are seeds. A legend names other variants whose flow
-    was measured."""
+    ratio of the ranks: means over seeds, points are seeds."""
     layers = stats.pooled(rows, ["scale", "variant", "seed", "metric", "layer"])
     shape = {"sharex": "col", "sharey": "row", "height_ratios": (3, 3, 2)}
     labels = ("Self / diagonal flow", "effective rank", "rank, Relation\nover MHA")
-    figure, axes, columns = panels(layers, 5.4, labels, "layer", **shape)
-    others = [variant for variant in layers["variant"].unique() if variant not in PAIRED]
-    colours = {name: f"C{4 + place}" for place, name in enumerate(others)} | COLOUR
-    for name in others:
-        axes[0, 0].plot([], [], color=colours[name], label=title(name))
-    if others:
-        figure.legend(loc="outside lower left", ncols=3)
+    figure, columns = panels(layers, 5.4, labels, "layer", **shape)
     for _, scale_rows, (flow, rank, ratio) in columns:
         ranks = _by_seed(scale_rows, "effective_rank")
         for panel, seeds in ((flow, _by_seed(scale_rows, "self_flow")), (rank, ranks)):
             for variant, curves in reversed(seeds.items()):  # Relation above MHA
-                style.seeds_and_mean(panel, curves, colours[variant], points=True)
+                style.seeds_and_mean(panel, curves, variant, points=True)
             panel.set_ylim(bottom=0, auto=True)
         ratio.axhline(1, color=style.MUTED, linewidth=0.8)
-        style.seeds_and_mean(ratio, ranks["full"] / ranks["mha"], style.MUTED, points=True)
+        style.seeds_and_mean(ratio, ranks["full"] / ranks["mha"], points=True)
         flow.yaxis.set_major_formatter(PERCENT)
         ratio.xaxis.set_major_locator(MaxNLocator(integer=True))
-    style.pair_names(axes[0, 0])
     return figure
 
 
@@ -79,18 +71,16 @@ def first_layer(rows: pd.DataFrame, records: Records) -> Figure:
     either flow, on the validation text that is read while training; thin by seed, thick the mean.
     Dashed: 20%, from which on the layer is an anchor."""
     labels, shape = ("Self / diagonal flow", "effective rank"), {"sharex": "col", "sharey": "row"}
-    figure, axes, columns = panels(rows, 4.2, labels, "training tokens", **shape)
+    figure, columns = panels(rows, 4.2, labels, "training tokens", **shape)
     for _, scale_rows, panels_of_scale in columns:
         for panel, metric in zip(panels_of_scale, ("self_flow", "effective_rank"), strict=True):
             arms = scale_rows[scale_rows["metric"] == metric].groupby("variant")
             for variant, arm in arms:
-                curves = arm.pivot_table("value", "tokens", "seed")
-                style.seeds_and_mean(panel, curves, COLOUR[variant])
+                style.seeds_and_mean(panel, arm.pivot_table("value", "tokens", "seed"), variant)
             panel.set_ylim(bottom=0, auto=True)
         panels_of_scale[0].axhline(0.2, color=style.MUTED, linewidth=0.7, linestyle=style.DASHES)
         panels_of_scale[0].yaxis.set_major_formatter(PERCENT)
         style.counts(panels_of_scale[1].xaxis)
-    style.pair_names(axes[0, 0])
     return figure
 
 
@@ -127,17 +117,16 @@ def flow_maps(rows: pd.DataFrame, records: Records) -> Figure:
 def spectra(rows: pd.DataFrame, records: Records) -> Figure:
     """Singular values of the flow, means over sequences, heads and seeds: the first layer’s bold,
     the others thin."""
-    figure, axes, columns = panels(rows, 2.8, ["k-th singular value"], "k", sharey="row")
+    figure, columns = panels(rows, 2.8, ["k-th singular value"], "k", sharey="row")
     for _, scale_rows, (panel,) in columns:
         for variant in PAIRED:
             layers = scale_rows[scale_rows["variant"] == variant].groupby("layer")
             for layer, group in reversed(list(layers)):
                 values = _mean(group)
-                look = {"linewidth": 1.8} if layer == 0 else {"linewidth": 0.6, "alpha": 0.5}
-                panel.plot(np.arange(1, len(values) + 1), values, color=COLOUR[variant], **look)
+                line = {"linewidth": 1.8} if layer == 0 else {"linewidth": 0.6, "alpha": 0.5}
+                panel.plot(np.arange(1, len(values) + 1), values, **style.look(variant), **line)
         panel.set_yscale("log")
         panel.set_ylim(bottom=1e-5, auto=True)  # below, FP32 has little to say
-    style.pair_names(axes[0, 0])
     return figure
 
 
@@ -155,23 +144,22 @@ def _beyond(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
 @drawing("history-by-distance", "History by distance", _curves("distance"))
 def history(rows: pd.DataFrame, records: Records) -> Figure:
     """Historical flow beyond every distance, conditioned on history, and Relation’s less MHA’s.
-    Dashed: the distances of the tables."""
+    Dashed: the distances of the tables, an eighth, a quarter and half of the sequence."""
     labels = ("historical mass\nbeyond d", "Relation − MHA\n(pp)")
     shape = {"sharex": "col", "height_ratios": (3, 2)}
-    figure, axes, columns = panels(rows, 3.8, labels, "distance d (tokens)", **shape)
+    figure, columns = panels(rows, 3.8, labels, "distance d (tokens)", **shape)
     for _, scale_rows, (above, below) in columns:
         seeds = _beyond(scale_rows)
         for variant, curves in seeds.items():
-            style.seeds_and_mean(above, curves, COLOUR[variant])
+            style.seeds_and_mean(above, curves, variant)
         below.axhline(0, color=style.MUTED, linewidth=0.8)
-        style.seeds_and_mean(below, seeds["full"] - seeds["mha"], style.MUTED)
+        style.seeds_and_mean(below, seeds["full"] - seeds["mha"])
         above.yaxis.set_major_formatter(PERCENT)
         below.yaxis.set_major_formatter(lambda share, _: f"{100 * share:+.3g}")
         length = int(scale_rows["length"].max())
-        ticks = [length // part for part in (8, 4, 2)]
         for panel in (above, below):
-            for distance in ticks:
-                panel.axvline(distance, color=style.MUTED, linewidth=0.7, linestyle=style.DASHES)
-            style.doublings(panel, [1, *ticks, length])
-    style.pair_names(axes[0, -1])
+            for part in (8, 4, 2):
+                look = {"color": style.MUTED, "linewidth": 0.7, "linestyle": style.DASHES}
+                panel.axvline(length // part, **look)
+            style.doublings(panel, [1, length // 8, length])
     return figure

@@ -1,10 +1,10 @@
 """One look for all figures: the type and colours of the pages, light and dark."""
 
 import io
-import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 
 import matplotlib
@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullLocator
 
-from relation.variants import PAIRED
+from relation.variants import PAIRED, VARIANTS
 from report import data
 from report.data import OPERATORS, Records
 from report.stats import Estimate
@@ -28,7 +28,11 @@ COLOUR = {
     "full-reference": MATERIALISED,
     "linear": LINEAR,
 }
-NAME = OPERATORS | {"full": "Relation"}
+_FURTHER = cycle(
+    ("#56b4e9", "#999933", "#8c564b", "#e69f00", "#882255", "#9467bd", "#44aa99", "#e377c2")
+)
+COLOUR |= {name: next(_FURTHER) for name in VARIANTS if name not in COLOUR}
+NAME = {name: one.title for name, one in VARIANTS.items()} | OPERATORS | {"full": "Relation"}
 SHEET = Path(__file__).with_name("page.mplstyle")
 WIDTH, NARROW = 8.4, 4.6  # inches, of the page and of what a telephone shows whole
 DASHES = (0, (4, 3))
@@ -74,7 +78,17 @@ def styled():
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure as SVG with the page's type and a dark scheme; equal figures, equal bytes."""
+    """Write a figure as SVG with the page's type and a dark scheme; equal figures, equal bytes.
+
+    What has a label in any panel stands in one legend above all.
+    """
+    named = {}
+    for panel in figure.axes:
+        handles, names = panel.get_legend_handles_labels()
+        named = dict(zip(names, handles, strict=True)) | named
+    if named:
+        columns = int(figure.get_figwidth() / 2)
+        figure.legend(named.values(), named.keys(), loc="outside upper left", ncols=columns)
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
     svg = re.sub(r"(?<![\w-])-(?=[\d.])(?=[^<>]*</text>)", "−", buffer.getvalue())
@@ -113,8 +127,8 @@ def scales_of(rows: pd.DataFrame) -> list[str]:
 def panels(
     rows: pd.DataFrame, height: float, labels: Sequence[str], along: str, by: str = "scale",
     title: str = "{}", **options,
-) -> tuple[Figure, np.ndarray, list[tuple[str, pd.DataFrame, np.ndarray]]]:  # fmt: skip
-    """A figure with a column of panels a scale, its axes, and each column's scale, rows and axes.
+) -> tuple[Figure, list[tuple[str, pd.DataFrame, np.ndarray]]]:  # fmt: skip
+    """A figure with a column of panels a scale, and each column's scale, rows and axes.
 
     labels: of the y axes, a row of panels each; along: of the x axis; by: another column than the
     scale.
@@ -126,7 +140,7 @@ def panels(
     for value, column in zip(values, axes.T, strict=True):
         column[0].set_title(title.format(value))
         column[-1].set_xlabel(along)
-    return figure, axes, [(v, rows[rows[by] == v], c) for v, c in zip(values, axes.T, strict=True)]
+    return figure, [(v, rows[rows[by] == v], c) for v, c in zip(values, axes.T, strict=True)]
 
 
 def paired(rows: pd.DataFrame, *keys: str) -> pd.DataFrame:
@@ -135,15 +149,19 @@ def paired(rows: pd.DataFrame, *keys: str) -> pd.DataFrame:
     return rows[rows.groupby(["scale", *keys])["variant"].transform("nunique") == 2]
 
 
-def seeds_and_mean(axes: Axes, curves: pd.DataFrame, colour: str, points=False, **look) -> None:
-    """A thin line (or points) for each column of `curves`, a seed, and the mean over them."""
-    curves = curves.dropna(axis=1, how="all")
-    if points:
-        axes.plot(curves.index, curves, "o", color=colour, markersize=3, alpha=0.35)
-    else:
-        axes.plot(curves.index, curves, color=colour, linewidth=0.6, alpha=0.4)
+def look(variant: str) -> dict[str, str]:
+    """Colour of what belongs to a variant, and its name for the legend."""
+    return {"color": COLOUR.get(variant, MUTED), "label": NAME.get(variant, variant)}
+
+
+def seeds_and_mean(axes: Axes, curves: pd.DataFrame, variant="", points=False, **options) -> None:
+    """A thin line (or points) for each column of `curves`, a seed, and the mean over them; grey
+    where they are of no variant."""
+    curves, colour = curves.dropna(axis=1, how="all"), look(variant)["color"]
+    thin = {"marker": "o", "linestyle": "", "markersize": 3} if points else {"linewidth": 0.6}
+    axes.plot(curves.index, curves, color=colour, alpha=0.35, **thin)
     mean = curves.dropna().mean(axis=1)
-    axes.plot(mean.index, mean, color=colour, **look)
+    axes.plot(mean.index, mean, **look(variant), **options)
 
 
 def counts(axis) -> None:
@@ -173,26 +191,25 @@ def sideways(axes: Axes, names: list[str]) -> None:
     axes.tick_params(axis="y", length=0)
 
 
-def signed(estimate: Estimate, form: str = "+.4f") -> str:
-    """A difference with its interval, as text."""
-    ends = "" if math.isnan(estimate.low) else f" ({estimate.low:{form}} to {estimate.high:{form}})"
-    return f"{estimate.value:{form}}{ends}".replace("-", "−")
-
-
 @dataclass(frozen=True)
 class Bar:
-    """A row of a forest plot. printed: the paper's value; points: the values behind a mean."""
+    """A row of a forest plot. printed: the paper's value; points: the values behind a mean; kind:
+    what its colour stands for, in the legend."""
 
     name: str
     estimate: Estimate
     printed: float | None = None
     points: Sequence[float] = ()
     colour: str = RELATION
+    kind: str = ""
 
 
-def forest(bars: Sequence[Bar], label: str, width: float = NARROW) -> Figure:
-    """Differences with their intervals, each below its name and its value in words."""
-    figure, axes = plot(0.4 * len(bars) + 0.7, width)
+def forest(bars: Sequence[Bar], label: str, width: float = NARROW, margin: float = 0) -> Figure:
+    """Differences with their intervals, each below its name and its value in words.
+
+    margin: around zero, what counts as equivalent.
+    """
+    figure, axes = plot(0.4 * len(bars) + 0.9, width)
     sideways(axes, [""] * len(bars))
     axes.spines["left"].set_visible(False)
     placing = {"xycoords": ("axes fraction", "data"), "xytext": (0, 9)}
@@ -202,17 +219,14 @@ def forest(bars: Sequence[Bar], label: str, width: float = NARROW) -> Figure:
         axes.plot((0, 0), zero, color=MUTED, linewidth=0.8, zorder=1)
         axes.plot(points, [-place] * len(points), "o", markersize=3, alpha=0.35, **look)
         axes.plot((estimate.low, estimate.high), (-place, -place), **look)
-        axes.plot(estimate.value, -place, "o", **look)
+        axes.plot(estimate.value, -place, "o", label=bar.kind, **look)
         if bar.printed is not None:
-            axes.plot(bar.printed, -place, "D", color=INK, markerfacecolor="none", markersize=5)
+            look = {"color": INK, "markerfacecolor": "none", "markersize": 5}
+            axes.plot(bar.printed, -place, "D", label="the paper", **look)
         annotate(axes, (0, -place), bar.name, **placing)
-        annotate(axes, (1, -place), signed(estimate), ha="right", **placing)
+        annotate(axes, (1, -place), f"{estimate:+.4f}", ha="right", **placing)
+    if margin:
+        look = {"color": MUTED, "alpha": 0.15, "linewidth": 0}
+        axes.axvspan(-margin, margin, label=f"±{margin:g}, counts as equivalent", **look)
     axes.set(xlabel=label, ylim=(0.4 - len(bars), 0.8))
     return figure
-
-
-def pair_names(axes: Axes) -> None:
-    """MHA and Relation in their colours above a panel, at the right of its title."""
-    for variant, left in zip(PAIRED, (-44, 0), strict=True):
-        look = {"color": COLOUR[variant], "fontsize": 8, "va": "baseline", "ha": "right"}
-        annotate(axes, (1, 1), NAME[variant], xycoords="axes fraction", xytext=(left, 4), **look)

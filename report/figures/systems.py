@@ -5,7 +5,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from report import data
+from report import data, stats
 from report.data import Records
 from report.figures import style
 from report.figures.style import COLOUR, NAME, drawing, grid, panels
@@ -14,29 +14,6 @@ from report.figures.style import COLOUR, NAME, drawing, grid, panels
 # agree lie on one another, so that the earlier ones are wider and stay visible as a rim.
 WIDTHS = {"mha": 5.0, "full-reference": 3.2, "full-flash": 1.4, "linear": 1.4}
 DECODED = ("mha", "full", "linear")
-
-
-def _contexts(panel: Axes, contexts: pd.Series) -> None:
-    places = sorted(set(contexts))
-    style.doublings(panel, places[:: max(1, -(-len(places) // 5))])
-    panel.set_xlabel("context T (tokens)")
-
-
-def _logarithmic(panel: Axes) -> None:
-    panel.set_yscale("log")
-    panel.yaxis.set_major_formatter(lambda count, _: data.rounded(count))
-    panel.yaxis.set_minor_locator(NullLocator())
-
-
-def _out_of_memory(panel: Axes, rows: pd.DataFrame, colour: str) -> None:
-    """A line at the first context that did not fit, if any."""
-    failed = rows[rows["status"] == "OOM"]["context"]
-    if len(failed):
-        panel.axvline(failed.min(), color=colour, linewidth=0.7, linestyle=style.DASHES)
-        style.annotate(
-            panel, (failed.min(), 0.5), "out of memory", xycoords=("data", "axes fraction"),
-            xytext=(-9, 0), rotation=90,
-        )  # fmt: skip
 
 
 @drawing("scaling", "Cost against the context", lambda r: r.complexity)
@@ -54,7 +31,10 @@ def scaling(rows: pd.DataFrame, records: Records) -> Figure:
         time.fill_between(passed["context"], *ends, color=COLOUR[operator], alpha=0.2, linewidth=0)
         stored = operator_rows[operator_rows["decode_state_bytes"] > 0]
         state.plot(stored["context"], stored["decode_state_bytes"], linewidth=width, **look)
-        _out_of_memory(time, operator_rows, COLOUR[operator])
+        for context in operator_rows[operator_rows["status"] == "OOM"]["context"].nsmallest(1):
+            time.axvline(context, color=COLOUR[operator], linewidth=0.7, linestyle=style.DASHES)
+            placing = {"xycoords": ("data", "axes fraction"), "xytext": (-9, 0), "rotation": 90}
+            style.annotate(time, (context, 0.5), "out of memory", **placing)
     tokens = records.decode.query("measure == 'token' and batch == 1")
     for model in DECODED:
         model_rows = tokens[tokens["model"] == model].sort_values("context")
@@ -66,11 +46,14 @@ def scaling(rows: pd.DataFrame, records: Records) -> Figure:
         (token, tokens["context"], "decoding a token, batch 1 (ms)"),
     ):
         panel.set_title(label, fontsize=8)
-        _contexts(panel, contexts)
+        places = sorted(set(contexts))
+        style.doublings(panel, places[:: max(1, -(-len(places) // 5))])
+        panel.set_xlabel("context T (tokens)")
     for panel in (time, state):
-        _logarithmic(panel)
+        panel.set_yscale("log")
+        panel.yaxis.set_major_formatter(lambda count, _: data.rounded(count))
+        panel.yaxis.set_minor_locator(NullLocator())
     token.set_ylim(bottom=0)
-    time.legend(handlelength=1.6, fontsize=7.5)
     return figure
 
 
@@ -78,33 +61,32 @@ def _curves(panel: Axes, rows: pd.DataFrame, by: str, along: str, value: str) ->
     """The mean of each group along something."""
     for name, group in rows.groupby(by):
         mean = group.groupby(along)[value].mean()
-        look = {"markersize": 3, "color": COLOUR.get(name, style.MUTED), "label": name}
-        panel.plot(mean.index, mean, "o-", **look)
+        look = style.look(name)
+        look |= {"linestyle": style.DASHES} if name == "hybrid" else {}  # may lie on Relation's
+        panel.plot(mean.index, mean, marker="o", markersize=3, **look)
 
 
-@drawing("length", "Texts longer than trained", lambda r: data.length_cost(r.lengths))
+@drawing("length", "Texts longer than trained", lambda r: stats.length_cost(r.lengths))
 def lengths(rows: pd.DataFrame, records: Records) -> Figure:
     """Validation NLL by position in long windows, less that of the same tokens in windows as long
     as trained; means over seeds."""
     labels = ["NLL less that in trained windows\n(nat/token)"]
-    figure, axes, columns = panels(rows, 2.8, labels, "position (tokens)")
+    figure, columns = panels(rows, 2.8, labels, "position (tokens)")
     for _, scale_rows, (panel,) in columns:
         _curves(panel, scale_rows[scale_rows["first"] > 0], "variant", "first", "value")
         panel.axhline(0, color=style.MUTED, linewidth=0.8)
         style.doublings(panel, [2**k for k in range(8, 20) if 2**k <= scale_rows["first"].max()])
-    axes[0, 0].legend()
     return figure
 
 
-@drawing("recall", "Associative recall", lambda r: data.recall_shares(r.recall).reset_index())
+@drawing("recall", "Associative recall", lambda r: stats.recall_shares(r.recall).reset_index())
 def recall(rows: pd.DataFrame, records: Records) -> Figure:
     """Share of queries answered by two layers of each mixer, at the learning rate chosen for each
     width; means over seeds."""
     layout = {"by": "length", "title": "T = {}", "sharey": "row"}
-    figure, axes, columns = panels(rows, 2.6, ["queries answered"], "width d", **layout)
+    figure, columns = panels(rows, 2.6, ["queries answered"], "width d", **layout)
     for _, length_rows, (panel,) in columns:
         _curves(panel, length_rows, "mixer", "width", "share")
         style.doublings(panel, sorted(rows["width"].unique()))
         panel.set_ylim(0, 1.02)
-    axes[0, 0].legend()
     return figure

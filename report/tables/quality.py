@@ -7,7 +7,7 @@ import pandas as pd
 
 from relation.variants import PAIRED
 from report import stats
-from report.data import RUN_KEY, bits_per_character
+from report.data import RUN_KEY
 from report.table import Cells, cell, means, sources, table, versus
 from report.tables.configs import SHAPE, Model, model_cells, tokens, vocabulary
 
@@ -95,8 +95,9 @@ def main_results(
     rows = efficiency(runs, losses, window)
     rows = rows[~rows["further"].astype(bool)]
     spared = rows.rename(columns={"scale": "row", "reduction": "value"})
-    reaching = spared.dropna(subset=["value"])
-    yield from means(reaching.assign(column="token_reduction"), "mean", seeds)
+    spared = spared[spared.groupby("row")["value"].transform("count") > 0]
+    none = "never reached, and not in the mean"
+    yield from means(spared.assign(column="token_reduction"), "mean", seeds, none)
     for scale, scale_rows in rows.groupby("scale", sort=False):
         if scale_rows["reduction"].isna().all():
             reason = f"no seed of {len(scale_rows)} reached its MHA run's final smoothed loss"
@@ -106,7 +107,8 @@ def main_results(
         yield cell(scale, "window", window, of=scale_rows)
     matrix = runs[runs["variant"].isin(PAIRED) & ~runs["further"]]
     yield from epochs(matrix, "scale")
-    bits = matrix.assign(final_nll=bits_per_character(matrix), column="bits." + matrix["variant"])
+    final = stats.bits_per_character(matrix)
+    bits = matrix.assign(final_nll=final, column="bits." + matrix["variant"])
     yield from means(nll(bits, column="column").dropna(), seeds=seeds)
 
 

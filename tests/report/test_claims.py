@@ -297,6 +297,19 @@ def test_an_interval_that_holds_the_contrary_establishes_nothing() -> None:
     assert alone.size is None and compare("10M", "NLL", pairs(-0.0412), below(0)).size
 
 
+def test_a_loss_that_one_seed_never_reaches_is_not_established() -> None:
+    for n, open_ in ((1, "100M"), (3, "")):
+        cells = gone("main-results", "100M", "token_reduction", status="not reached")
+        cells.loc[cells["status"] == "not reached", "n"] = n
+        claim = judged(cells)[3]
+        assert (claim.verdict, claim.not_established) == ("not reproduced", open_)
+
+
+def test_a_missing_pair_is_named_beside_the_wins() -> None:
+    claim = judged(gone("app-nll", "100M/4[23]", "delta"))[2]
+    assert "100M/42, 100M/43: so it was" in claim.reason
+
+
 def test_differences_are_of_pairs_and_ratios_of_means() -> None:
     over = Term(2.0, 0.05, "1", 3.0, {42: 1.0, 43: 5.0}, n=2, status="ok", reason="")
     under = Term(1.0, 0.05, "1", 2.0, {43: 2.0, 44: 2.0}, n=2, status="ok", reason="")
@@ -318,7 +331,7 @@ def row(label: str, direction: bool | None, contested: bool = False, **fields) -
     ([row("a", True, True), row("b", True)], "reproduced", "a"),
     ([row("a", False, True), row("b", True, True)], "not reproduced", "a"),
     ([row("a", False, True), row("b", False)], "not reproduced", ""),
-    ([row("a", True), row("b", None, size=False, asks_direction=False)], "not reproduced", ""),
+    ([row("a", True), row("b", None, size=False)], "not reproduced", ""),
     ([row("a", True), row("b", None)], "reproduced", ""),
     ([row("a", True), row("b", None, essential=True)], "not tested", ""),
     ([row("a", True), row("b", False, beside=True)], "reproduced", ""),

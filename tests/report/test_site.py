@@ -14,9 +14,8 @@ import pandas as pd
 import pytest
 
 from relation import plan, records
-from report import data, figures, overview, site, study
+from report import data, figures, overview, site, stats, study
 from report.data import Setting
-from report.evidence import Evidence
 
 CAMPAIGN = "anchor"  # miniature, a few hundred rows
 
@@ -169,18 +168,22 @@ def test_one_off_changes_corpora_and_restrictions_are_in_the_command() -> None:
 
 
 def test_the_first_page_says_where_relation_is_surely_better() -> None:
-    fields = {"unit": "nat/token", "n": 28}
-    sure = Evidence("10M", "One", ours=-0.0363, low=-0.0477, high=-0.0249, **fields)
-    open_ = Evidence("30M", "One", ours=0.0065, low=-0.0461, high=0.0591, **fields)
-    alone = Evidence("100M", "One", ours=-0.01, **fields)
-    text = overview.answer([sure, open_, alone])
+    estimates = {"10M": (-0.0363, -0.0477, -0.0249, 28), "30M": (0.0065, -0.0461, 0.0591, 3)}
+    estimates |= {"100M": (-0.01,)}
+    rows = [
+        {"label": scale, "title": "One", "final_nll": stats.Estimate(*each)}
+        for scale, each in estimates.items()
+    ]
+    text = overview.answer(rows)
     assert "1 of 3" in text and "0.0363 nat/token (95% 0.0249 to 0.0477, 28 pairs)" in text
     assert "10M, One" in text and "In 2 of 3 comparisons no difference" in text
 
 
 def test_a_difference_is_bold_where_its_interval_excludes_zero(built: Path) -> None:
     page = (built / "index.html").read_text(encoding="utf-8").replace("−", "-")
-    shown = re.findall(r"<(b|span)>([+-][\d.]+)(?: <span[^>]*>\[(.+?), (.+?)\]</span>)?</\1>", page)
+    shown = re.findall(
+        r"<(b|span)>([+-][\d.]+)(?: <span[^>]*>\((.+?) to (.+?)\)</span>)?</\1>", page
+    )
     established = [low != "" and float(low) * float(high) > 0 for _, _, low, high in shown]
     assert [tag == "b" for tag, *_ in shown] == established
     assert {True, False} == set(established)
@@ -274,9 +277,7 @@ def test_the_first_page_compares_pairs_that_chose_nothing_and_any_scale(built: P
     settings = [Setting("books", "nearest"), Setting("mine")]
     cells = pd.read_parquet(built / "cells.parquet")
     rows = overview.difference_rows(settings, [runs, mine], cells, miniature=False)
-    shown = [
-        (row["evidence"].label, row["evidence"].n, round(row["evidence"].ours, 4)) for row in rows
-    ]
+    shown = [(row["label"], row["final_nll"].n, round(row["final_nll"].value, 4)) for row in rows]
     assert shown[:2] == [("10M", 28, -0.0363), ("30M", 3, 0.0065)]
     assert shown[-1] == ("1B", 3, 0.0065) and rows[-1]["paper"] is None
 
@@ -298,3 +299,17 @@ def test_the_loss_of_one_run_with_one_key_changed_stands_beside_the_campaigns() 
     assert (theirs.n, nll.n, nll.value) == (len(full), 1, 4.5)
     assert less.value == pytest.approx(4.5 - full.query("seed == 143")["final_nll"].item())
     assert rows["MHA"][1][0].n == 0  # not run
+
+
+def test_options_of_a_scale_are_compared_with_those_of_a_part_of_its_tokens() -> None:
+    books = plan.load({"campaign": "books"})
+    rows = {row["name"]: row for row in site.assumptions(books.columns, {"books": books})}
+    assert rows["budget_tokens"]["differs"] and not rows["tokens_per_update"]["differs"]
+
+
+def test_the_first_page_says_where_a_loss_was_never_reached(tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(figures, "ALL", [])
+        patch.setattr(study, "sections", _nothing)
+        site.build(plan.load({"campaign": "books"}), tmp_path, published=True)
+    assert "not reached" in (tmp_path / "index.html").read_text(encoding="utf-8")

@@ -7,8 +7,9 @@ import pandas as pd
 import pytest
 import scipy.stats
 
+from relation import records as stored
 from relation.errors import InputError
-from report import study
+from report import fair, readings, study
 from report.figures.style import styled
 
 PUBLISHED = Path("results/published")
@@ -23,7 +24,7 @@ def no_probes(*rows):
 
 def run(variant, seed, nll, variation="tuned", scale="10M", rate=1e-3):
     fields = {"parameters": 10_000_000, "validation_tokens": 100, "validation_characters": 400}
-    fields |= {"corpus_fingerprint": "x", "vocabulary": 4096}
+    fields |= {"corpus_fingerprint": "x", "vocabulary": 4096, "hash": "unplanned"}
     key = {"scale": scale, "variation": variation, "variant": variant, "seed": seed}
     fields |= {"backend": "cudnn" if variant == "mha" else "flash", "learning_rate": rate}
     return key | fields | {"final_nll": nll}
@@ -36,12 +37,12 @@ def runs_at(rates, seeds, nll, scale="10M"):
 
 
 def best_rate(runs):
-    return study.best_rate(study.with_last_loss(runs, no_probes()))[0]
+    return fair.best_rate(fair.with_last_loss(runs, no_probes()))[0]
 
 
 def test_a_quadratic_gives_its_minimum():
     runs = runs_at(RATES, (1, 2, 3, 4), lambda rate, _: 3 + np.log(rate / 1.2e-3) ** 2)
-    best = study.best_rate(study.with_last_loss(runs, no_probes()))
+    best = fair.best_rate(fair.with_last_loss(runs, no_probes()))
     assert best == (pytest.approx(1.2e-3), pytest.approx(3))
 
 
@@ -105,34 +106,33 @@ def both_tables(runs):
 def test_planted_differences_and_equivalence_get_their_verdicts():
     shifts = {name: 0 for name in study.ARMS}
     shifts |= {"mha-gate": -0.03, "mha-self": -0.2, "full": 0.001, "full-gate": -0.05}
-    runs = study.with_last_loss(fair_runs(0.01, 48, **shifts), no_probes())
+    runs = fair.with_last_loss(fair_runs(0.01, 48, **shifts), no_probes())
     first, rest = (both_tables(runs)[name] for name in ("primary", "beside-mha"))
     assert list(first.index) == [study.minus("full", "mha"), study.minus("full-gate", "mha-gate")]
     assert list(first["verdict"]) == ["equivalent", "better"]
     assert set(first["seeds"]) == {"48"}
     assert len(rest) == 9 and set(rest["seeds"]) == {"16"}
     assert rest.loc[study.minus("mha-self", "mha"), "verdict"] == "better"
-    near = study.with_last_loss(fair_runs(0.002, 48, mha=0, full=0.004), no_probes())
+    near = fair.with_last_loss(fair_runs(0.002, 48, mha=0, full=0.004), no_probes())
     assert both_tables(near)["primary"]["verdict"].iloc[0] == "worse, by less than 0.01"
-    noisy = study.with_last_loss(fair_runs(0.1, 48, mha=0, full=0.001), no_probes())
+    noisy = fair.with_last_loss(fair_runs(0.1, 48, mha=0, full=0.001), no_probes())
     assert both_tables(noisy)["primary"]["verdict"].iloc[0] == "not established"
 
 
 def test_no_verdict_before_all_seeds(tmp_path):
     runs = fair_runs(0.001, 40, **{"mha": 0, "full": -0.05, "full-gate": -0.1})
     gone = runs["variant"].eq("full-gate") & runs["variation"].str.startswith("tuned")
-    runs = study.with_last_loss(runs[~gone].assign(hash="unplanned"), no_probes())
+    runs = fair.with_last_loss(runs[~gone], no_probes())
     first, rest = both_tables(runs).values()
     assert list(first["verdict"]) == ["open: 40 of 48 seeds", "open: 0 of 48 seeds"]
     assert list(first["p"]) == ["—", "—"]
     lacking = "open: waits for 8 comparisons of its family"
     assert rest.loc[study.minus("full", "mha"), "verdict"] == lacking
-    (fresh,) = study.with_summary(study.arm_sections(runs, no_probes(), no_steps()), runs)
-    assert len(fresh.table) == 2 and fresh.summary.endswith("0 are here.")
-    assert (
-        "so far" in fresh.summary and "−0.0492) nat/token, open: 40 of 48 seeds." in fresh.summary
-    )
-    assert f"{study.minus('full-gate', 'mha')}: open: 0 of 48 seeds." in fresh.summary
+    (fresh,) = study.arm_sections(runs, no_probes(), no_steps())
+    summary = study.fair_summary(runs)
+    assert len(fresh.table) == 2 and summary.endswith("0 are here.")
+    assert "so far" in summary and "−0.0492) nat/token, open: 40 of 48 seeds." in summary
+    assert f"{study.minus('full-gate', 'mha')}: open: 0 of 48 seeds." in summary
     with styled():
         study.worth(runs, tmp_path)
     drawn = (tmp_path / "worth.svg").read_text()
@@ -143,14 +143,14 @@ def test_all_seeds_of_both_arms_enter_a_comparison():
     rng = np.random.default_rng(1)
     rows = [run("mha", s, 3.3 + 0.01 * rng.standard_normal()) for s in range(200, 248)]
     rows += [run("full", s, 3.2 + 0.02 * rng.standard_normal()) for s in range(232, 264)]
-    runs = study.with_last_loss(pd.DataFrame(rows), no_probes())
+    runs = fair.with_last_loss(pd.DataFrame(rows), no_probes())
     full, mha = (runs.loc[runs["variant"] == name, "nll"] for name in ("full", "mha"))
     theirs = scipy.stats.ttest_ind(full, mha, equal_var=False)
-    comparison = study.compare_arms(runs, "full", "mha")
+    comparison = fair.compare_arms(runs, "full", "mha")
     assert comparison.welch.p == pytest.approx(theirs.pvalue)
     assert comparison.welch.low == pytest.approx(theirs.confidence_interval().low)
     assert comparison.seeds == "32 and 48" and comparison.paired.n == 16
-    later = study.comparison_table(runs).set_index("family").loc["primary"]
+    later = fair.comparison_table(runs).set_index("family").loc["primary"]
     assert later.iloc[0]["comparison"].seeds == "16 and 48"  # a protocol's seeds alone
 
 
@@ -160,7 +160,7 @@ def test_at_30m_rates_are_multiples_of_each_arms_own(tmp_path):
         for arm, own in {"mha": 1.008e-3, "full": 1e-3}.items()
         for i, factor in enumerate(("0.707", "1", "1.41"))
     ]
-    (section,) = study.rates(study.with_last_loss(pd.DataFrame(rows), no_probes()), tmp_path)
+    (section,) = study.rates(fair.with_last_loss(pd.DataFrame(rows), no_probes()), tmp_path)
     table = section.table.set_index("variant")
     assert table.loc["MHA", ["×0.707", "×1", "×1.41"]].tolist() == ["3.0000", "3.1000", "3.2000"]
 
@@ -169,23 +169,23 @@ def test_a_p_before_all_seeds_decides_nothing_of_its_family():
     runs = fair_runs(0.01, 48, **{"mha": 0, "full": -0.005, "mha-gate": -0.1, "full-gate": -0.2})
     late = runs["variant"].eq("full-gate") & runs["seed"].gt(230)
     table = (
-        study.comparison_table(study.with_last_loss(runs[~late], no_probes()))
+        fair.comparison_table(fair.with_last_loss(runs[~late], no_probes()))
         .set_index("family")
         .loc["primary"]
     )
     assert table[["p", "within"]].isna().all(axis=None)
-    assert study.verdict(table.iloc[0]) == "open: waits for 1 comparison of its family"
-    summary = study.fair_summary(study.with_last_loss(runs[~late], no_probes()))
+    assert fair.verdict(table.iloc[0]) == "open: waits for 1 comparison of its family"
+    summary = study.fair_summary(fair.with_last_loss(runs[~late], no_probes()))
     assert "so far" in summary and "on 48 seeds, open: waits for 1 comparison of" in summary
-    summary = study.fair_summary(study.with_last_loss(runs, no_probes()))
+    summary = study.fair_summary(fair.with_last_loss(runs, no_probes()))
     assert "its own learning rate" in summary and "open" not in summary
 
 
 def test_holm_corrects_over_all_arms():
     means = dict.fromkeys(study.ARMS, 0) | {"full": -0.05}
-    runs = study.with_last_loss(fair_runs(0.01, **means), no_probes())
-    table = study.comparison_table(runs).set_index("family").loc["beside-mha"]
-    alone = study.compare_arms(study.runs_of(runs, "10M"), "full", "mha", 216).welch
+    runs = fair.with_last_loss(fair_runs(0.01, **means), no_probes())
+    table = fair.comparison_table(runs).set_index("family").loc["beside-mha"]
+    alone = fair.compare_arms(fair.runs_of(runs, "10M"), "full", "mha", 216).welch
     first = table[table["over"] == "full"].iloc[0]
     assert first["p"] == pytest.approx(9 * alone.p) and alone.n == 16
 
@@ -197,7 +197,7 @@ def test_a_run_that_stopped_enters_with_its_last_finite_loss():
     looks = [(10, 7.0), (20, 5.25), (30, np.inf)]
     probes = no_probes(*((*key, at, "validation_nll", nll, at) for at, nll in looks))
     probes.loc[3] = ["10M", "tuned", "mha", 203, 30, "validation_nll", 3.3, 30]
-    runs = study.with_last_loss(runs, probes)
+    runs = fair.with_last_loss(runs, probes)
     assert runs.loc[runs["final_nll"].isna(), "nll"].tolist() == [5.25]
     (fresh,) = study.arm_sections(runs, probes, no_steps())
     arm = fresh.table.set_index("variant").loc["Full Relation"]
@@ -232,7 +232,7 @@ def curves(**late):
 def test_the_share_of_the_final_difference_that_is_there_early(tmp_path):
     probes = curves(full=(-0.09, -0.05, -0.1))
     section = study.head_start(
-        study.with_last_loss(fair_runs(mha=0, full=0), probes), probes, tmp_path
+        fair.with_last_loss(fair_runs(mha=0, full=0), probes), probes, tmp_path
     )
     (row,) = section.table.to_dict("records")
     assert (row["seeds"], row["share at 20%"], row["share at 50%"]) == ("16", "90%", "50%")
@@ -242,7 +242,7 @@ def test_the_share_of_the_final_difference_that_is_there_early(tmp_path):
 def test_a_rate_that_was_not_tried_breaks_the_line_and_is_a_dash(tmp_path):
     runs = runs_at(RATES, (1, 2), lambda rate, _: 3.0)
     gated = runs_at(RATES[::2], (1,), lambda rate, _: 2.9).assign(variant="mha-gate")
-    (section,) = study.rates(study.with_last_loss(pd.concat([runs, gated]), no_probes()), tmp_path)
+    (section,) = study.rates(fair.with_last_loss(pd.concat([runs, gated]), no_probes()), tmp_path)
     row = section.table.set_index("variant").loc["MHA + gate"]
     assert row[["0.0005", "0.000707", "0.001"]].tolist() == ["2.9000", "—", "2.9000"]
     assert section.figure and (tmp_path / "rates.svg").exists()
@@ -252,8 +252,8 @@ def test_an_arm_whose_rates_are_open_is_no_winner(tmp_path):
     runs = fair_runs(0, **{"mha": 0, "full": -0.002, "mha-gate": -0.5})
     runs = runs[runs["variation"].str.startswith("rate")]
     late = runs["variant"].eq("mha-gate") & runs["seed"].gt(142)
-    runs = study.with_last_loss(runs[~late], no_probes())
-    assert study.primary_pairs(runs) == [("full", "mha"), ("full", "")]
+    runs = fair.with_last_loss(runs[~late], no_probes())
+    assert fair.primary_pairs(runs) == [("full", "mha"), ("full", "")]
     assert study.arm_sections(runs, no_probes(), no_steps()) == []
     (rates,) = study.rates(runs, tmp_path)
     assert rates.table.set_index("variant")["best rate"].to_dict() == {
@@ -268,7 +268,7 @@ def test_an_arm_has_its_speed_and_the_time_to_mhas_loss_or_says_why_not():
         (*key, "full", "flash", "PASS", "a", False, [90.0] * 8, 0.9e6),
     )
     probes = curves(full=(0, 0, -1.0), **{"full-gate": (0, 0, 0.1)})
-    runs = study.with_last_loss(fair_runs(mha=0, full=-0.05, **{"full-gate": 0.1}), no_probes())
+    runs = fair.with_last_loss(fair_runs(mha=0, full=-0.05, **{"full-gate": 0.1}), no_probes())
     (fresh,) = study.arm_sections(runs, probes, steps)
     table = fresh.table.set_index("variant")
     assert table.loc["MHA", "GPU minutes"] == "2.50"  # 150M tokens at 1M tok/s
@@ -285,7 +285,7 @@ def test_larger_models_and_longer_runs_stand_beside_the_same_seeds():
             runs.loc[len(runs)] = run("mha", seed, 2.0 + seed / 1e5, variation, scale)
             runs.loc[len(runs)] = run("full", seed, 2.0 + shift, variation, scale)
     runs.loc[len(runs)] = run("mha", 42, 2.5, "tuned-100M28pc", "100M28pc")
-    arms, apart = (one.table for one in study.elsewhere(study.with_last_loss(runs, no_probes())))
+    arms, apart = (one.table for one in study.elsewhere(fair.with_last_loss(runs, no_probes())))
     alone = arms[arms["runs"] == "1"]
     assert len(arms) == 5 and list(alone["NLL"]) == ["2.5000"]  # one run has no interval
     assert list(alone["bits/character"]) == ["0.9017"]  # 2.5 x 100 / 400 / ln 2
@@ -306,3 +306,21 @@ def test_the_shipped_readings_are_those_of_the_findings(tmp_path):
     assert row["ρ"] == "0.13"
     for name, section in names.items():
         assert not section.figure or (tmp_path / f"{name}.svg").read_text().startswith("<?xml")
+
+
+def test_the_answer_says_what_its_diamonds_are(tmp_path):
+    study.sections(PUBLISHED, tmp_path)
+    assert ">the paper</text>" in (tmp_path / "answer.svg").read_text()
+    assert "±0.01, counts as equivalent" in (tmp_path / "worth.svg").read_text()
+
+
+def test_readings_without_a_pair_or_without_flow_are_no_error():
+    trials = stored.load(PUBLISHED / "readings")
+    alone = trials | {"runs": trials["runs"].query("variant == 'mha'")}
+    assert readings.values(alone).empty
+    unmeasured = readings.values(trials | {"flow": trials["flow"].query("variant == 'mha'")})
+    assert unmeasured["self0"].isna().all() and unmeasured["full"].notna().all()
+
+
+def test_without_runs_there_is_no_section(tmp_path):
+    assert study.sections(tmp_path / "published", tmp_path / "figures") == []

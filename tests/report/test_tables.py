@@ -267,6 +267,7 @@ def test_token_efficiency_of_a_pair_by_hand() -> None:
     assert (never["status"], never["n"]) == ("not reached", 0)
     mean = cells_of("main-results", made).loc[("10M", "token_reduction", "mean")]
     assert (mean["value"], mean["n"]) == (pytest.approx(10.0), 1)
+    assert mean["reason"] == "never reached, and not in the mean: seeds 43"
     only = records(runs=[r for r in runs if r["seed"] == 43], losses=losses)
     reduction = cells_of("main-results", only).loc[("10M", "token_reduction", "mean")]
     assert reduction["status"] == "not reached"
