@@ -203,10 +203,9 @@ class Campaign:
 
     def hashes(self) -> set[str]:
         """The hash of every specification of the whole campaign."""
-        jobs = (*self.benchmarks, *self.recall, *self.data.values(), *filter(None, [self.check]))
-        hashes = {job.hash for job in (*self.planned, *jobs)}
-        measured = (hash for run in self.planned for hash in self.measured(run).values())
-        return hashes.union(measured, (run.flow_hash for run in self.planned))
+        others = (*self.benchmarks, *self.recall, *self.data.values(), *filter(None, [self.check]))
+        flows = (h for run in self.planned for h in (run.flow_hash, *self.measured(run).values()))
+        return {job.hash for job in (*self.planned, *others)}.union(flows)
 
     def corpora_of(self, bench: Bench) -> list[str]:
         """The names of the corpora that a benchmark reads: training steps one, others none."""

@@ -87,7 +87,6 @@ def _kinds() -> dict[str, pa.Schema]:
 
 
 KINDS = _kinds()  # the columns of each kind; a field's metadata hold its unit and meaning
-ORIGIN = ["commit", "device", "versions", "created"]  # of rows that are the same made again
 PACKAGES = ("torch", "triton", "numpy", "pyarrow", "tokenizers", "datasets")
 
 
@@ -349,14 +348,8 @@ def merge(
     """Rows of a kind after new ones came in, and which jobs were added, replaced or refused.
 
     A job's new rows replace the old where the hash is the same; where it differs, the old stay.
-    Data prepared again as the same tokens keep their rows.
     """
     key = UNITS[kind]
-    if kind == "data":
-        texts = [f.drop(columns=ORIGIN).astype(str).fillna("") for f in (new, old)]
-        seen = texts[0].merge(texts[1].drop_duplicates(), "left", indicator=True)
-        again = (seen["_merge"] == "both").groupby([seen[name] for name in key]).transform("all")
-        new = new[~again.to_numpy()]
     rows = [frame[[*key, "hash", "created"]].fillna("") for frame in (old, new)]
     before, after = (frame.drop_duplicates(key) for frame in rows)
     jobs = after.merge(before, "left", key, suffixes=("", "_before"), indicator=True)

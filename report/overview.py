@@ -68,26 +68,15 @@ def difference_rows(
 
 
 def answer(rows: Sequence[dict[str, Any]]) -> str:
-    """In how many comparisons Relation's loss is below MHA's, or above it, by a 95% interval."""
-    established = {
-        "lower": [row for row in rows if row["final_nll"].high < 0],
-        "higher": [row for row in rows if row["final_nll"].low > 0],
-    }
-    sentences = [
-        f"Its loss is {way} in {len(those)} of {len(rows)} comparisons, by a 95% interval: "
-        + "; ".join(f"at {r['label']}, {r['title']}, {_by(r['final_nll'])}" for r in those)
-        for way, those in established.items()
-        if those
-    ]
-    if undecided := len(rows) - sum(map(len, established.values())):
-        of = f"{undecided} of {len(rows)} comparisons"
-        sentences.append(f"In {of} no difference from MHA’s loss is established")
-    return ". ".join([*sentences, ""]).strip()
-
-
-def _by(difference: stats.Estimate) -> str:
-    ends = " to ".join(f"{end:.4f}" for end in sorted(map(abs, (difference.low, difference.high))))
-    return f"by {abs(difference.value):.4f} nat/token (95% {ends}, {difference.n} pairs)"
+    """In which comparisons Relation's loss is below MHA's, or above it, by a 95% interval."""
+    lower = [row for row in rows if row["final_nll"].high < 0]
+    higher, parts = [row for row in rows if row["final_nll"].low > 0], []
+    for way, those in (("lower", lower), ("higher", higher)):
+        names = "; ".join(f"{row['label']}, {row['title']}" for row in those)
+        parts += [f"Relation’s loss is {way} in {len(those)} ({names})"] if those else []
+    if left := len(rows) - len(lower) - len(higher):
+        parts.append(f"in {left} no difference is established")
+    return f"Of {data.counted(len(rows), 'comparison')} by a 95% interval: {', '.join(parts)}."
 
 
 def losses(runs_of_settings: Sequence[pd.DataFrame]) -> list[dict[str, Any]]:

@@ -169,7 +169,7 @@ def command(
     choices = {"variations": [setting.variation], "scales": scales} | choice
     if "=" in setting.variation:  # a one-off change of options
         choices["variations"] = [setting.varies] if setting.varies else []
-        choices["vary"] = [setting.variation.replace("+", " ")]
+        choices["vary"] = [setting.variation.removeprefix(f"{setting.varies}+").replace("+", " ")]
     files = [f"{records.RESULTS / setting.campaign}/{target}" for target in targets]
     config = [f"campaign={setting.campaign}"]
     config += [f"corpus={setting.corpus}"] if setting.corpus else []

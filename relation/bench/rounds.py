@@ -17,7 +17,6 @@ None. It may yield further facts last, such as the kernels that ran:
 """
 
 import gc
-import itertools
 import math
 import multiprocessing
 import os
@@ -45,23 +44,16 @@ _OUT_OF_MEMORY = re.compile(
 )
 
 
-def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """A 95% interval of the median: two order statistics, by the binomial distribution.
-
-    None for fewer than six values, which allow no such interval.
-    """
-    if len(values) < 6:
-        return None
-    n, ordered = len(values), sorted(values)
-    below = itertools.accumulate(math.comb(n, k) for k in range(n))
-    # ways / 2^n is the chance that at most k of n values are below the median: 2.5% a side.
-    rank = next(k for k, ways in enumerate(below) if ways >= 0.025 * 2**n)
-    return ordered[rank - 1], ordered[-rank]
-
-
 def median_columns(name: str, values: Sequence[float]) -> dict:
-    """The columns name, name_low and name_high: the median and its 95% interval, or None."""
-    low, high = median_interval(values) or (None, None)
+    """The columns name, name_low and name_high: the median and its 95% interval.
+
+    None where there is no value, and of the interval where fewer than six allow none.
+    """
+    low = high = None
+    if len(values) >= 6:
+        from scipy.stats import quantile_test  # takes as long as PyTorch to import
+
+        low, high = map(float, quantile_test(values).confidence_interval())
     median = statistics.median(values) if values else None
     return {name: median, f"{name}_low": low, f"{name}_high": high}
 

@@ -254,14 +254,10 @@ def _check_size(data: Data, split: str, sizes: Iterable[int]) -> None:
         total += size
         if total >= least:
             return
+    hint = ", a file named validation*, or a lower validation_modulus" * (split == "validation")
     raise InputError(
         f"{data.title} ({data.name}): the {split} split holds {total:,} tokens, fewer than the "
-        f"{least:,} that its longest window or the diagnostics read; give more text"
-        + (
-            ", a file named validation*, or a lower validation_modulus"
-            if split == "validation"
-            else ""
-        )
+        f"{least:,} that its longest window or the diagnostics read; give more text{hint}"
     )
 
 

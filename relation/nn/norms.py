@@ -48,12 +48,18 @@ class Normed(NamedTuple):
 
 
 def is_bare(linear: nn.Module) -> bool:
-    """Whether calling a module is its weight's product and nothing else: no adapter, no hook."""
-    hooked = linear._forward_hooks or linear._forward_pre_hooks
-    hooked = hooked or linear._backward_hooks or linear._backward_pre_hooks
-    # accelerate's offloading puts a forward of its own on the instance.
-    replaced = type(linear) is not nn.Linear or "forward" in vars(linear)
-    return not replaced and linear.bias is None and not hooked
+    """Whether calling a module is its weight's product and nothing else."""
+    return type(linear) is nn.Linear and linear.bias is None and not is_changed(linear)
+
+
+def is_changed(module: nn.Module) -> bool:
+    """Whether calling a module does more than its class says: hooks, or a forward of its own.
+
+    accelerate's offloading puts one on the instance.
+    """
+    hooks = module._forward_hooks or module._forward_pre_hooks
+    hooks = hooks or module._backward_hooks or module._backward_pre_hooks
+    return bool(hooks) or "forward" in vars(module)
 
 
 class RMSNorm(nn.RMSNorm):

@@ -10,12 +10,13 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from relation.errors import InputError
 from relation.kernels import decoding
 from relation.nn.cache import Cache, DecodeState, HistoryCache
 from relation.nn.model import Block, Decoder, RopeTables
+from relation.nn.norms import is_changed
 from relation.nn.sampling import (
     CHUNK,
     Sampling,
@@ -25,6 +26,8 @@ from relation.nn.sampling import (
     uniform_numbers,
 )
 from relation.variants import CALIBRATED, FULL, LINEAR
+
+_OWN = ("relation.", "torch.nn.", "torch._dynamo.")  # modules; LoRA's and quantised ones are others
 
 
 class Places(NamedTuple):
@@ -71,18 +74,13 @@ def why_plain(model: Decoder, device: torch.device, dtype: torch.dtype) -> str |
         "an output gate": config.output_gate,
         "a null logit": config.null_logit,
         "calibrated attention": CALIBRATED in config.layout,
-        "adapters or hooks": any(map(_is_changed, model.modules())),
+        "adapters or hooks": any(
+            is_changed(m) or not type(m).__module__.startswith(_OWN) for m in model.modules()
+        ),
     }.items():
         if used:
             return f"it has {part}, which the kernels do not"
     return decoding.why_not(device, dtype, config.head_dim)
-
-
-def _is_changed(module: nn.Module) -> bool:
-    """Whether calling a module is more than its own weights say: LoRA, quantisation, hooks."""
-    is_own = type(module).__module__.startswith(("relation.", "torch.nn.", "torch._dynamo."))
-    hooked = module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)
-    return not is_own or bool(hooked)
 
 
 class Prepared:

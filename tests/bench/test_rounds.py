@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from relation.bench.rounds import Answers, Conditions, Sides, Timer, median_interval
+from relation.bench.rounds import Answers, Conditions, Sides, Timer, median_columns
 from relation.errors import InputError
 
 CPU = torch.device("cpu")
@@ -76,7 +76,7 @@ def test_each_side_has_its_own_process_which_ends():
 MET = {  # what a side meets, its rows' status and what they say
     "starting": (("kill",), "FAILED", "killed as the system does when memory runs out"),
     "timed": (("kill", "seconds", 2), "FAILED", "in its seconds (after 2 of 6 rounds)"),
-    "proving": (("kill", "proof"), "FAILED", "in its proof"),
+    "proving": (("kill", "proof"), "FAILED", "in its facts"),
     "full": (("memory", "seconds", 3), "OOM", "20.00 GiB. (after 3 of 6 rounds)"),
     "no handle": (("handle",), "OOM", "ALLOC_FAILED"),
     "no library": (("absent",), "UNAVAILABLE", "no such library; install it"),
@@ -114,7 +114,8 @@ def test_what_does_not_fit_beside_others_is_measured_alone(tmp_path):
     [(1, None), (5, None), (6, (1, 6)), (8, (1, 8)), (9, (2, 8)), (10, (2, 9)), (50, (18, 33))],
 )
 def test_the_interval_of_a_median_is_two_order_statistics(n, ranks):
-    assert median_interval([float(v) for v in range(n, 0, -1)]) == ranks
+    columns = median_columns("x", [float(v) for v in range(n, 0, -1)])
+    assert (columns["x_low"], columns["x_high"]) == (ranks or (None, None))
 
 
 @pytest.mark.gpu

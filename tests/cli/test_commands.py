@@ -99,7 +99,7 @@ def test_plan_prices_what_is_to_be_made(capsys) -> None:
     text = printed(capsys, "plan", "--runs", *choices)
     assert "2 train, 2 diagnose" in text and "1 prepare" in text
     assert plan.load({"campaign": "smoke"}).run(RUN).hash in text
-    assert "min of one core" in text and "MiB of disk" in text
+    assert "s of one core" in text and "MiB of disk" in text
     assert "text: Public-domain books, a sample, relation/data/sample\n" in text
 
 

@@ -294,22 +294,6 @@ def test_publish_merges_by_job(results: Path) -> None:
     assert records.published_hashes("runs", "readings") == frozenset()
 
 
-def test_data_prepared_again_as_the_same_tokens_keep_their_record(results: Path) -> None:
-    folder, name = results / "books", "data/tinystories-4096/data.parquet"
-    splits = rows_of("data", corpus="tinystories", vocabulary=4096)
-    for year, changed, shown in (
-        ("2026", {}, "2026"),
-        ("2027", {}, "2026"),
-        ("2028", {"tokens": 9}, "2028"),
-    ):
-        rows = [split | {"created": f"{year}-01-01"} for split in (splits[0] | changed, splits[1])]
-        records.write(folder / name, "data", rows)
-        records.collect(folder, {name: ORIGIN["hash"]})
-        records.publish("books")
-        published = records.load(results / "published" / "books")["data"]
-        assert [created[:4] for created in published["created"]] == [shown] * 2
-
-
 def test_publish_interrupted_and_repeated_loses_nothing(
     results: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
