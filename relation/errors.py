@@ -21,7 +21,7 @@ def check_among(name: Any, choices: Collection, problem: str) -> None:
     """Raise InputError, with the nearest choice or all, unless `name` is one of them."""
     if name not in choices:
         names = list(map(str, choices))
-        near = [] if str(name).isdigit() else get_close_matches(str(name), names, 1, cutoff=0.7)
+        near = [] if str(name).isdigit() else get_close_matches(str(name), names, 1, cutoff=0.65)
         every = f"choose among {', '.join(names[:20])}" if names else "there is none"
         every += ", ..." if len(names) > 20 else ""
         hint = f"did you mean {near[0]!r}?" if near else every
