@@ -61,6 +61,7 @@ rule all:
     default_target: True
     input:
         rules.report.output,
+        rules.collect.output,
         # By themselves too, so that a record that was deleted is made again.
         [f"{FOLDER}/{path}" for path in FILES if not path.startswith("data/")],
 

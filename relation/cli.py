@@ -6,7 +6,6 @@ given as KEY=VALUE. PyTorch is imported by the commands that need it.
 """
 
 import argparse
-import math
 import os
 import sys
 from argparse import Namespace
@@ -217,8 +216,6 @@ def _report(campaign: Campaign, options: Namespace) -> Path:
 
 
 def _duration(hours: float) -> str:
-    if math.isnan(hours):
-        return "an unknown time (a scale has no expected_tokens_per_second)"
     if hours < 1 / 60:
         return f"{3600 * hours:.0f} s"
     return f"{hours:,.2f} h" if hours >= 0.1 else f"{60 * hours:.1f} min"
@@ -252,15 +249,18 @@ def _plan(campaign: Campaign, options: Namespace) -> None:
 
     # What it takes.
     runs = [run for run in campaign.runs if f"runs/{run.name}/run.parquet" in todo]
-    hours: Counter = Counter()
-    for run in runs:
-        speed = campaign.expected_tokens_per_second[run.scale] or math.nan
-        hours[f"{run.scale}/{run.variation}"] += run.budget_tokens / speed / 3600
-    print(*(f"  {name}: {_duration(value)} of training" for name, value in hours.items()), sep="\n")
+    hours, speeds = Counter(), campaign.expected_tokens_per_second
+    for run in (run for run in runs if speeds[run.scale]):
+        hours[f"{run.scale}/{run.variation}"] += run.budget_tokens / speeds[run.scale] / 3600
+    lines = [f"  {name}: {_duration(value)} of training" for name, value in hours.items()]
+    unknown = dict.fromkeys(run.scale for run in runs if not speeds[run.scale])
+    lines += [f"  {scale}: without expected_tokens_per_second nobody knows" for scale in unknown]
     unit = "GPU" if campaign.device == "cuda" else "core"
     disk = sum(4 * parameter_count(run.model) for run in runs) / 2**20  # FP32
-    print(f"Training takes some {_duration(sum(hours.values()))} of one {unit} at expected speeds.")
-    print(f"Checkpoints take {disk:,.0f} MiB of disk.")
+    if hours:
+        whole = _duration(sum(hours.values()))
+        lines.append(f"Training takes some {whole} of one {unit} at expected speeds.")
+    print(*lines, f"Checkpoints take {disk:,.0f} MiB of disk.", sep="\n")
     old = [run.name for run in runs if (folder / f"runs/{run.name}/run.parquet").exists()]
     if old:
         print(f"These runs take the place of {len(old)} finished of another text or other keys:")

@@ -17,6 +17,10 @@ class InputError(RelationError, ValueError):
     """Something the user gave, or a file on disk, cannot be used."""
 
 
+class NotFiniteError(InputError):
+    """A model whose flow is not finite: it diverged."""
+
+
 def check_among(name: Any, choices: Collection, problem: str) -> None:
     """Raise InputError, with the nearest choice or all, unless `name` is one of them."""
     if name not in choices:

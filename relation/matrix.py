@@ -162,14 +162,11 @@ class Matrix:
         """Every run, each specification once; the corpora; variations that equal earlier ones."""
         planned: dict[tuple, tuple[dict, bool]] = {}  # by address: options, and whether further
         readers: dict[tuple, list[dict]] = {}  # options by corpus and vocabulary
-        # The longest context of the scales as they are: a variation moves no other run's flow.
-        windows: dict[tuple, int] = {}
         for scale, section in self.section.scales.items():
             for variant in PAIRED if section.variants is None else section.variants:
                 o = self.options(scale, variant)
-                names = o["corpus"], o["vocabulary"]
-                readers.setdefault(names, []).append(o)
-                windows[names] = max(o["context"], windows.get(names, 0))
+                readers.setdefault((o["corpus"], o["vocabulary"]), []).append(o)
+        longest = {names: max(o["context"] for o in each) for names, each in readers.items()}
         for variation, changes in self.variations.items():
             scales = changes.get("scales", self.section.scales)
             for scale in (name for name in self.section.scales if name in scales):
@@ -179,16 +176,18 @@ class Matrix:
                 further = [] if "seeds" in changes else [s for s in further if s not in seeds]
                 for variant in PAIRED if variants is None else variants:
                     o = self.options(scale, variant, changes)
-                    names = o["corpus"], o["vocabulary"]
-                    readers.setdefault(names, []).append(o)
+                    readers.setdefault((o["corpus"], o["vocabulary"]), []).append(o)
                     for seed in (*seeds, *(further if variant in PAIRED else ())):
                         planned[scale, variation, variant, seed] = (o, seed in further)
+        # The scales as they are fix the flow's windows, so that a variation moves no other run's,
+        # unless no scale names its corpus.
+        longest = {n: max(o["context"] for o in each) for n, each in readers.items()} | longest
         data = {names: self.data(*names, options) for names, options in readers.items()}
         runs: dict[str, Run] = {}
         equals: dict[str, str] = {}
         for address, (o, further) in planned.items():
             names = o["corpus"], o["vocabulary"]
-            o["flow_window"] = max(o["context"], windows.get(names, 0))
+            o["flow_window"] = max(o["context"], longest[names])
             run = self.run(address, data[names], o, further)
             # Equal runs are trained once: the first variation's.
             equals[run.variation] = runs.setdefault(run.hash, run).variation

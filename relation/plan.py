@@ -101,7 +101,7 @@ class Campaign:
         if choice.vary:
             varied, changes = _one_off(choice.vary, section.scales)
             base = variations[chosen[0]]
-            if base is not next(iter(variations.values())):  # of another it has another name
+            if base is not next(iter(variations.values())):  # the same change is another's too
                 varied = f"{chosen[0]}+{varied}"
             base_scales = [scale for scale in scales if scale in base.get("scales", scales)]
             variations[varied] = {**base, "title": varied, "scales": base_scales, **changes}

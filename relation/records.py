@@ -371,7 +371,8 @@ def publish(campaign: str) -> list[str]:
     source, target = RESULTS / campaign, PUBLISHED / campaign
     merged, lines = {}, []
     with held(source / "work" / "publish.lock", f"publish of {campaign}"):
-        for kind, new in load(source).items():
+        for kind in FILES:
+            new = read(source / f"{kind}.parquet", kind)
             if new.empty:
                 continue
             rows, changes = merge(kind, _stored(target, kind), new)
@@ -381,8 +382,6 @@ def publish(campaign: str) -> list[str]:
             merged[kind] = rows
             lines.append(f"{kind}: " + ", ".join(f"{len(jobs)} {w}" for w, jobs in changes.items()))
             lines += [f"  {job} stays: another specification" for job in changes["refused"]]
-        if not merged:
-            raise InputError(f"{source} holds no collected records; run snakemake first")
         check_pairs(merged.get("runs", read([], "runs")))
         for kind, rows in merged.items():
             write(target / f"{kind}.parquet", kind, rows)

@@ -1,8 +1,7 @@
 """Print the power of the fair comparison's equivalence test: python -m tools.power.
 
-Two arms of n runs each, losses normal with the same deviation, unpaired. Two one-sided t tests at
-5% show that the means differ by less than the margin. docs/preregistration.md uses the table, a row
-a deviation: the power at a true difference of 0 and of half the margin.
+Two arms of n runs each, losses normal with the same deviation, unpaired, means apart by 0 or half
+the margin. Two one-sided t tests at 5% show that these differ by less than the margin.
 """
 
 import math

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from relation.errors import InputError
+from relation.errors import NotFiniteError
 from relation.nn import Decoder
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ def read_layers(
     places = None if documents is None else documents.positions[:, :flow_length]
     for index, flow in enumerate(model.flows(tokens, documents)):
         if not flow.isfinite().all():
-            raise InputError(f"the flow of layer {index} is not finite: the model diverged")
+            raise NotFiniteError(f"the flow of layer {index} is not finite: the model diverged")
         corner = flow[..., :flow_length, :flow_length]
         spectrum = read_spectrum(flow[..., :rank_length, :rank_length])
         yield Layer(index, corner, (read_flow(corner, places), spectrum))

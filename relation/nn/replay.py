@@ -27,7 +27,7 @@ from relation.nn.sampling import (
 )
 from relation.variants import CALIBRATED, FULL, LINEAR
 
-_OWN = ("relation.", "torch.nn.", "torch._dynamo.")  # modules; LoRA's and quantised ones are others
+_OWN = ("relation.", "torch.nn.")  # where modules are defined that do what their weights say
 
 
 class Places(NamedTuple):
@@ -75,7 +75,9 @@ def why_plain(model: Decoder, device: torch.device, dtype: torch.dtype) -> str |
         "a null logit": config.null_logit,
         "calibrated attention": CALIBRATED in config.layout,
         "adapters or hooks": any(
-            is_changed(m) or not type(m).__module__.startswith(_OWN) for m in model.modules()
+            is_changed(m) or not type(m).__module__.startswith(_OWN)
+            for m in model.modules()
+            if not type(m).__module__.startswith("torch._dynamo.")  # torch.compile's wrapper
         ),
     }.items():
         if used:

@@ -74,7 +74,7 @@ def load_model(path: Path, device: torch.device, execution: Execution | None = N
             values = json.loads(file.metadata()["model"])
         written = values.pop("details", {}).get("sha256")
         config, weights = ModelConfig(**values), load_file(path)
-        if written not in (None, weights_hash(weights)):
+        if written is not None and written != weights_hash(weights):
             raise ValueError("its weights are not those that were written")
     model = Decoder(config, execution, seed=None, device=device)
     with _readable(path):
@@ -135,7 +135,7 @@ def load_state(
     try:
         with safe_open(path, framework="pt") as file:
             if file.metadata()["key"] != key:
-                raise ValueError("other code, data or execution made it")
+                raise ValueError("other code, data, execution or probes made it")
             state = RunState(**json.loads(file.metadata()["state"]))
         tensors = load_file(path)
     except (OSError, *_DAMAGE) as error:

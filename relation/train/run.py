@@ -33,7 +33,7 @@ from relation.data.windows import (
     order_hash,
     plan_updates,
 )
-from relation.errors import InputError, RunError
+from relation.errors import InputError, NotFiniteError, RunError
 from relation.jobs import READ_OF_FLOW, READ_WHILE_TRAINING, Run
 from relation.machine import Progress, describe, deterministic_algorithms, to_device
 from relation.nn import Decoder, Execution
@@ -148,9 +148,11 @@ def _train(
             reading = _probes(run, model, validation, mask, device, validates, reads_flow)
             try:
                 rows = list(reading)
-            except InputError as error:  # a flow that is not finite, before the loss is
+            except NotFiniteError as error:  # before the loss
                 raise _DivergedError(f"{run.name}: {error}; {_REMEDY}") from None
-            state.probes += [{"update": state.update, "tokens": tokens, **row} for row in rows]
+            names = ("update", "tokens", "layer", "part", "metric", "value")
+            rows = [(state.update, tokens, *row) for row in rows]
+            state.probes += [dict(zip(names, row, strict=True)) for row in rows]
             readback.restart()
 
     def save() -> None:
@@ -230,22 +232,18 @@ def _probes(
     device: torch.device,
     validates: bool,
     reads_flow: bool,
-) -> Iterator[dict]:
+) -> Iterator[tuple]:
     """Validation NLL on the split's first tokens; lambda, angles and flow metrics of each layer.
 
-    The model stays as it is, and nothing is drawn at random.
+    Yields layer, part, metric and value. The model stays as it is, and nothing is drawn at random.
     """
-
-    def row(layer: int | None, part: int | None, metric: str, value: float) -> dict:
-        return {"layer": layer, "part": part, "metric": metric, "value": value}
-
     if reads_flow:
         for layer, block in enumerate(model.blocks):
             learned = dict(block.mixer.named_parameters(recurse=False))
             if "lam" in learned:
-                yield row(layer, None, "lambda", learned["lam"].item())
+                yield layer, None, "lambda", learned["lam"].item()
             for part, angle in enumerate(learned.get("theta", ())):
-                yield row(layer, part, "theta", angle.item())
+                yield layer, part, "theta", angle.item()
     if reads_flow and LINEAR not in run.model.layout:
         from relation.flow.metrics import read_layers
 
@@ -255,11 +253,11 @@ def _probes(
         for layer in read_layers(model, sequences, *lengths, mask):
             for reading in layer.readings:
                 for name, values in reading.values.items():
-                    yield row(layer.index, None, name, values.mean().item())
+                    yield layer.index, None, name, values.mean().item()
     if validates:
         tokens = validation[: run.validation_tokens + 1]
         nll = nll_of(model, tokens, run.context, run.micro, device, run.precision, mask)
-        yield row(None, None, "validation_nll", nll)
+        yield None, None, "validation_nll", nll
 
 
 def _write(

@@ -36,7 +36,7 @@ def planted(device: torch.device, *, met: tuple = ()):
         meet(what if where == "seconds" and counted >= after else "")
         counted += 1
         answer = float(counted)
-    meet(what if where == "proof" else "")
+    meet(what if where == "facts" else "")
     yield {"proven": True}
 
 
@@ -76,7 +76,7 @@ def test_each_side_has_its_own_process_which_ends():
 MET = {  # what a side meets, its rows' status and what they say
     "starting": (("kill",), "FAILED", "killed as the system does when memory runs out"),
     "timed": (("kill", "seconds", 2), "FAILED", "in its seconds (after 2 of 6 rounds)"),
-    "proving": (("kill", "proof"), "FAILED", "in its facts"),
+    "ending": (("kill", "facts"), "FAILED", "in its facts"),
     "full": (("memory", "seconds", 3), "OOM", "20.00 GiB. (after 3 of 6 rounds)"),
     "no handle": (("handle",), "OOM", "ALLOC_FAILED"),
     "no library": (("absent",), "UNAVAILABLE", "no such library; install it"),

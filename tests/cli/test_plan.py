@@ -150,6 +150,10 @@ def test_a_longer_context_moves_no_other_runs_flow(tmp_path) -> None:
     )
     run = "10M-mini/base/full/42"
     assert mine(tmp_path, longer).run(run).flow_hash == load().run(run).flow_hash
+    # But where variations alone name the corpus, its checkpoints read the same windows.
+    both = "{corpus: own, scales: [10M-mini, 30M-mini]}"
+    text = f"base: smoke\ncorpora: {{own: {{path: own.txt}}}}\nvariations: {{base: {both}}}"
+    assert {each.flow_window for each in mine(tmp_path, text).planned} == {128}
 
 
 def test_choices_restrict_runs_and_benchmarks() -> None:

@@ -311,5 +311,7 @@ def test_adapters_and_hooks_are_not_passed_over():
     model = peft.inject_adapter_in_model(adapter, prepared_model("full"))
     hooked = prepared_model("full")
     hooked.blocks[1].register_forward_hook(lambda *_: None)
-    for each in (model, hooked):
+    for each in (model, torch.compile(hooked)):
         assert "adapters or hooks" in why_plain(each, torch.device("cpu"), torch.float32)
+    compiled = torch.compile(prepared_model("full"))
+    assert "adapters" not in (why_plain(compiled, torch.device("cpu"), torch.float32) or "")

@@ -270,7 +270,7 @@ def test_collect_adds_published_rows_that_were_not_made_here(results: Path) -> N
 
 def test_publish_merges_by_job(results: Path) -> None:
     folder, shipped = results / "books", results / "published" / "books"
-    assert "no collected records" in refusal(lambda: records.publish("books"))
+    assert "is missing; run snakemake" in refusal(lambda: records.publish("books"))
     records.collect(folder, make_runs(folder, (42, 43)))
     assert "runs: 2 added, 0 replaced, 0 refused" in records.publish("books")
     assert records.published_hashes() == {"hash42", "hash43"}
@@ -320,6 +320,7 @@ def test_publish_interrupted_and_repeated_loses_nothing(
 def test_publish_refuses_what_is_no_pair(results: Path) -> None:
     folder = results / "books"
     records.write(results / "published/books/runs.parquet", "runs", pair().head(1))
+    records.collect(folder, {})
     records.write(folder / "runs.parquet", "runs", pair(order_hash="x" * 64).tail(1))
     assert "different data" in refusal(lambda: records.publish("books"))
     assert len(records.load(results / "published" / "books")["runs"]) == 1

@@ -308,12 +308,6 @@ def test_the_shipped_readings_are_those_of_the_findings(tmp_path):
         assert not section.figure or (tmp_path / f"{name}.svg").read_text().startswith("<?xml")
 
 
-def test_the_answer_says_what_its_diamonds_are(tmp_path):
-    study.sections(PUBLISHED, tmp_path)
-    assert ">the paper</text>" in (tmp_path / "answer.svg").read_text()
-    assert "±0.01, counts as equivalent" in (tmp_path / "worth.svg").read_text()
-
-
 def test_readings_without_a_pair_or_without_flow_are_no_error():
     trials = stored.load(PUBLISHED / "readings")
     alone = trials | {"runs": trials["runs"].query("variant == 'mha'")}

@@ -199,7 +199,7 @@ def test_a_state_is_used_where_nothing_that_decides_changed(
     begun = at_update(monkeypatch, 0, die)
     train(run, data, tmp_path / "out", tmp_path / "resume")
     assert begun[0] == begins
-    is_refused = "is not used (other code, data or execution" in capsys.readouterr().err
+    is_refused = "is not used (other code, data, execution" in capsys.readouterr().err
     assert is_refused == (changed in ("code", "data", "backend", "probes"))
     if changed in ("a page", "code"):
         assert_same_run(tmp_path / "out", trained)
@@ -245,6 +245,9 @@ def test_a_flow_that_diverges_before_the_loss_is_a_divergence(data, tmp_path) ->
     train(run, data, tmp_path / "out", tmp_path / "resume")
     (row,) = records.read(tmp_path / "out" / "run.parquet", "runs").to_dict("records")
     assert math.isnan(row["final_nll"])
+    # A split that is too short for its readers is no divergence.
+    short = replace(run, probe_sequences=10_000)
+    assert "diagnostics read" in refusal(lambda: train(short, data, tmp_path / "s", tmp_path / "t"))
     failing = replace(run, divergence="fail")
     message = refusal(lambda: train(failing, data, tmp_path / "o", tmp_path / "r"), RunError)
     assert "the flow of layer 0 is not finite" in message and "learning_rate" in message

@@ -88,6 +88,8 @@ def test_a_changed_learning_rate_trains_its_own_runs_again(copy: Path) -> None:
 
 
 def test_a_deleted_record_is_made_again(copy: Path) -> None:
+    (copy / "results/tiny/flow.parquet").unlink()
+    assert planned_jobs(copy, *TINY) == AGAIN
     (copy / f"results/tiny/runs/{RUN}/run.parquet").unlink()
     assert planned_jobs(copy, *TINY)["train"] == 1
 
