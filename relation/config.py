@@ -6,7 +6,6 @@ a variation; in each, `overrides` set what single variants differ in.
 `python -m relation config` prints the reference of the keys from these types.
 """
 
-import hashlib
 import json
 import re
 from collections.abc import Collection, Mapping
@@ -28,6 +27,7 @@ from pydantic import (
 )
 
 from relation.errors import InputError, check_among
+from relation.jobs import hash_of
 from relation.variants import VARIANTS, ModelConfig
 
 CONFIG = Path("config.yaml")
@@ -46,12 +46,6 @@ MhaBackend = Literal["reference", "flash", "cudnn"]
 FullBackend = Literal["reference", "materialised", "tiled", "flex", "flash"]
 LinearBackend = Literal["recurrent", "chunked", "flash"]
 Mixer = Literal["mha", "full", "linear", "hybrid"]
-
-
-def hash_of(value: Any) -> str:
-    """First 16 hexadecimal digits of the SHA-256 of a value's canonical JSON."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _known(name: str, info: Any) -> str:

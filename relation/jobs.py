@@ -5,11 +5,12 @@ of a run no device and no backend, which benchmarks, recall and checks hold. An 
 default is in no hash, so that a new option makes no older run new.
 """
 
+import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
-from relation.config import hash_of
 from relation.variants import ModelConfig
 
 # What of a corpus and of a run is in no hash: names, places, how it is executed and looked at. A
@@ -21,6 +22,12 @@ _RUN_APART += ("device", "compile", "backends", "deterministic", "tokens_per_upd
 _RUN_APART += ("checkpoint_seconds", "checkpoint_tokens")
 READ_WHILE_TRAINING = ("probes", "probe_sequences", "validations", "validation_tokens")
 READ_OF_FLOW = ("flow_sequences", "flow_window", "flow_length", "rank_length")
+
+
+def hash_of(value: Any) -> str:
+    """First 16 hexadecimal digits of the SHA-256 of a value's canonical JSON."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def non_defaults(values: Any, without: Sequence[str] = ()) -> dict[str, Any]:

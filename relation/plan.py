@@ -19,13 +19,12 @@ from relation.config import (
     Choice,
     Variation,
     campaign_values,
-    hash_of,
     parsed,
     read,
     validated,
 )
 from relation.errors import InputError, check_among
-from relation.jobs import Bench, Recall, Run
+from relation.jobs import Bench, Recall, Run, hash_of
 from relation.matrix import Matrix, bench_jobs, check_job, recall_jobs
 from relation.variants import PAIRED, VARIANTS
 

@@ -9,8 +9,8 @@ from conftest import ROOT
 ORDER = (
     ("errors",),
     ("kernels", "variants"),
-    ("config", "ops"),
-    ("jobs", "machine", "nn", "records"),
+    ("config", "jobs", "ops"),
+    ("machine", "nn", "records"),
     ("data", "matrix"),
     ("plan",),
     ("flow", "train"),  # the trainer probes the flow; a diagnosis loads a checkpoint
