@@ -88,11 +88,12 @@ def check_lambda(lam: torch.Tensor) -> None:
 
 def without_autocast(x: torch.Tensor) -> AbstractContextManager:
     """A context in which FP32 products stay FP32 although the model runs under BF16 autocast."""
-    return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)
+    kind = x.device.type
+    return nullcontext() if kind == "meta" else torch.autocast(kind, enabled=False)
 
 
 def projection_dtype(x: torch.Tensor) -> torch.dtype:
     """The dtype in which a projection reads x: autocast's where it is on, else x's own."""
     kind = x.device.type
-    casts = not x.is_meta and torch.is_autocast_enabled(kind)
+    casts = kind != "meta" and torch.is_autocast_enabled(kind)
     return torch.get_autocast_dtype(kind) if casts else x.dtype

@@ -120,7 +120,7 @@ def fused_attention(
     if null:
         # The null token stands first, so that every other one sees it; its own row is left out.
         q, k, v = (F.pad(x, (0, 0, 1, 0)) for x in (q, k, v))
-    with sdpa_kernel(kernel), without_autocast(q):
+    with sdpa_kernel(kernel):
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=shares)
     return y[:, :, 1:] if null else y
 

@@ -50,6 +50,8 @@ def test_errors_of_y_and_every_gradient_are_those_of_the_dtype(kind, name, shape
     *states, g, dy = draw(*shape, count=5)
     p1, p2, info, dy = (x.to(dtype) for x in (*states, dy))
     inputs = inputs_of(kind, p1, p2, info, -g.abs().float() / 10)
+    if dtype == torch.float32 and autocast and (kind, name) == ("mha", "flash"):
+        pytest.skip("PyTorch's own attention casts its inputs under autocast")
     # A training step calls backward outside the autocast.
     forward = torch.autocast("cpu", torch.bfloat16, enabled=autocast)(operator_of(kind, name))
     y, *gradients = differentiate(forward, inputs, dy)
