@@ -95,5 +95,6 @@ def without_autocast(x: torch.Tensor) -> AbstractContextManager:
 def projection_dtype(x: torch.Tensor) -> torch.dtype:
     """The dtype in which a projection reads x: autocast's where it is on, else x's own."""
     kind = x.device.type
-    casts = kind != "meta" and torch.is_autocast_enabled(kind)
-    return torch.get_autocast_dtype(kind) if casts else x.dtype
+    if kind == "meta" or x.dtype == torch.float64 or not torch.is_autocast_enabled(kind):
+        return x.dtype  # autocast leaves FP64 as it is
+    return torch.get_autocast_dtype(kind)

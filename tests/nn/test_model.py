@@ -181,6 +181,14 @@ def test_impossible_models_are_refused_in_one_line(variant, changes, message):
     assert message in refusal(lambda: ModelConfig.for_variant(variant, **{**TINY, **changes}))
 
 
+@pytest.mark.parametrize("variant", ["full-qknorm-gate", "linear"])
+def test_autocast_leaves_an_fp64_model_as_it_is(variant):
+    model = build(variant).double()
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = model(TOKENS)
+    assert torch.equal(logits, model(TOKENS))
+
+
 @pytest.mark.parametrize(
     ("tokens", "documents", "message"),
     [
