@@ -35,6 +35,7 @@ class Documents:
 
         Raises InputError for another rank or dtype, no tokens, or numbers that decrease in a row.
         """
+        _check_tensor("the numbers of documents", ids)
         if ids.ndim != 2 or ids.is_floating_point() or ids.dtype == torch.bool or 0 in ids.shape:
             raise InputError(
                 f"documents are {ids.dtype} of shape {tuple(ids.shape)}; give an integer for each "
@@ -56,8 +57,7 @@ class Documents:
 
         Raises InputError unless they begin at 0 and increase.
         """
-        if not isinstance(offsets, Tensor):
-            raise InputError(f"the offsets are a {type(offsets).__name__}; give a tensor")
+        _check_tensor("the offsets", offsets)
         fits = offsets.ndim == 1 and len(offsets) > 1 and not offsets.is_floating_point()
         if not fits or offsets[0] != 0 or (offsets.diff() < 1).any():
             raise InputError(
@@ -76,6 +76,7 @@ class Documents:
         They stand at its left or its right, or in between. Raises InputError for another rank, a
         row without text or one whose text is interrupted.
         """
+        _check_tensor("the padding mask", mask)
         if mask.ndim != 2 or 0 in mask.shape:
             raise InputError(f"the padding mask has shape {tuple(mask.shape)}; give (B, T)")
         text = mask != 0
@@ -114,6 +115,11 @@ class Documents:
     def positions(self) -> Tensor:
         """(B, T) int64, the place of each token in its document, from 0."""
         return torch.arange(self.starts.shape[1], device=self.starts.device) - self.starts
+
+
+def _check_tensor(name: str, x: Tensor) -> None:
+    if not isinstance(x, Tensor):
+        raise InputError(f"{name} came as a {type(x).__name__}; give a tensor")
 
 
 def check_documents(documents: Documents | None, x: Tensor) -> None:

@@ -258,8 +258,8 @@ def _plan(campaign: Campaign, options: Namespace) -> None:
     unit = "GPU" if campaign.device == "cuda" else "core"
     disk = sum(4 * parameter_count(run.model) for run in runs) / 2**20  # FP32
     if hours:
-        whole = _duration(sum(hours.values()))
-        lines.append(f"Training takes some {whole} of one {unit} at expected speeds.")
+        time = _duration(hours.total())
+        lines.append(f"Training takes some {time} of one {unit} at expected speeds.")
     print(*lines, f"Checkpoints take {disk:,.0f} MiB of disk.", sep="\n")
     old = [run.name for run in runs if (folder / f"runs/{run.name}/run.parquet").exists()]
     if old:

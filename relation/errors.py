@@ -26,9 +26,8 @@ def check_among(name: Any, choices: Collection, problem: str) -> None:
     if name not in choices:
         names = list(map(str, choices))
         near = [] if str(name).isdigit() else get_close_matches(str(name), names, 1, cutoff=0.65)
-        every = f"choose among {', '.join(names[:20])}" if names else "there is none"
-        every += ", ..." if len(names) > 20 else ""
-        hint = f"did you mean {near[0]!r}?" if near else every
+        every = f"choose among {', '.join(names[:20])}" + ", ..." * (len(names) > 20)
+        hint = f"did you mean {near[0]!r}?" if near else every if names else "there is none"
         raise InputError(f"{problem}; {hint}")
 
 

@@ -186,7 +186,7 @@ def main() -> None:
     campaigns = [plan.load({"campaign": name}) for name in ("books", "anchor")]
     cells([data.load(column) for campaign in campaigns for column in campaign.columns])
     counts()
-    for name in ("books", "readings", "anchor"):
+    for name in ("books", "readings", "anchor", "conversion"):
         variants(records.load(records.PUBLISHED / name)["runs"])
     settings_apart(books["runs"], books["flow"])
     training(books)

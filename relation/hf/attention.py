@@ -38,6 +38,7 @@ def add_lambda(
     Returns the model. Raises InputError for a model without such modules or with another attention,
     and, unless `init` is given, for a folder that lacks a value that was saved.
     """
+    whole, model = model, getattr(model, "get_base_model", lambda: model)()  # below PEFT's wrapper
     modules = {n: m for n, m in model.named_modules() if hasattr(m, "layer_idx")}
     modules = {n: m for n, m in modules.items() if getattr(m, "is_causal", False)}
     if not modules:
@@ -62,8 +63,8 @@ def add_lambda(
         key = f"{name}.lam".removeprefix(prefix)
         if must_load and key not in stored:
             raise InputError(
-                f"{folder or 'a new model'} has no {name}.lam, or is no folder here; give saved=, "
-                "the folder of safetensors that has it, or init= to begin anew"
+                f"there is no {name}.lam in {folder or 'any folder'}; give saved=, the folder of "
+                "safetensors that has it, or init= to begin anew"
             )
         values[module] = stored.get(key, 0.5 if init is None else init)
     for module in modules.values():
@@ -73,7 +74,7 @@ def add_lambda(
     for module, value in values.items():
         device = next(module.parameters()).device
         module.lam = nn.Parameter(torch.tensor([value], dtype=torch.float32, device=device))
-    return model
+    return whole
 
 
 def _saved_lambdas(folder: Path, prefix: str) -> dict[str, float]:

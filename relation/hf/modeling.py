@@ -20,7 +20,7 @@ from transformers import (
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
-from relation.errors import InputError
+from relation.errors import InputError, check_among
 from relation.hf.attention import refuse_if
 from relation.kernels.documents import Documents
 from relation.nn import Decoder, DecodeState
@@ -65,9 +65,9 @@ class RelationConfig(PretrainedConfig):
             setattr(self, name, options.pop(name, value))
         if "transformers_version" not in options:  # which files have
             names = {*dir(self), *vars(PretrainedConfig()), *vars(GenerationConfig())}
-            if unknown := sorted(options.keys() - names - {"attn_implementation"}):
-                unknown, fields = ", ".join(unknown), ", ".join(_FIELDS)
-                raise InputError(f"RelationConfig has no {unknown}; its fields are {fields}")
+            for name in sorted(options.keys() - names - {"attn_implementation"}):
+                fields = (*_FIELDS, *self.attribute_map, "num_hidden_layers", "num_key_value_heads")
+                check_among(name, fields, f"RelationConfig has no {name}")
         super().__init__(**options)
         self.model()  # refuses what is no model
 

@@ -38,7 +38,7 @@ class _Layer(nn.Module):
     ):
         check_type("layer_index", layer_index, int)
         for name in options:
-            names = (*self._options, "d_model", "heads", "kv_heads", "layer_index", "backend")
+            names = ("d_model", "heads", "kv_heads", "layer_index", "backend", *self._options)
             check_among(name, names, f"{type(self).__name__} has no option {name!r}")
         sizes = dict(d_model=d_model, heads=heads, kv_heads=kv_heads, layout=self._layout)
         config = ModelConfig(vocab_size=1, d_ff=1, **sizes, **options)
@@ -82,8 +82,8 @@ class _Layer(nn.Module):
         self._check(x)
         if others:
             raise InputError(
-                f"{type(self).__name__} takes no {', '.join(others)}: it is causal; give padding "
-                "as documents=Documents.padded(mask)"
+                f"{type(self).__name__} takes no {', '.join(others)}: it is causal, and takes x, "
+                "documents=Documents.padded(mask) or .packed(offsets), and cache=layer.new_cache()"
             )
         if cache is not None and not isinstance(cache, self._cache):
             raise InputError(

@@ -1,7 +1,4 @@
-"""The figures of a report: each a function from a setting's records to a picture.
-
-A figure without rows is left out.
-"""
+"""The figures of a report: each a function from a setting's records to a picture."""
 
 from dataclasses import replace
 from pathlib import Path

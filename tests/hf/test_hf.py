@@ -94,7 +94,7 @@ def test_new_weights_start_as_the_decoders_do():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"d_modle": 512}, "has no d_modle; its fields are vocab_size, d_model,"),
+        ({"d_modle": 512}, "has no d_modle; did you mean 'd_model'?"),
         ({"num_hidden_layers": 12, "layout": "FL"}, "layout 'FL'; give a layout "),
         ({"num_key_value_heads": 3}, "kv_heads is 3 and heads 8"),
         ({"layout": ["F", "L"]}, "give str"),

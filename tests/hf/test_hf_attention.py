@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import peft
 import pytest
 import torch
 from conftest import refusal
@@ -223,6 +224,17 @@ def test_a_new_models_lambdas_come_from_no_folder(tmp_path, monkeypatch):
     config._name_or_path = ""
     model = add_lambda(transformers.LlamaForCausalLM(config), 0.25)
     assert [layer.self_attn.lam.item() for layer in model.model.layers] == [0.25] * 2
+
+
+def test_lambda_below_a_reloaded_adapter_is_the_saved_one(tmp_path):
+    llama(2).save_pretrained(tmp_path / "base")
+    base = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    adapters = peft.LoraConfig(target_modules="all-linear", init_lora_weights=False)
+    model = peft.get_peft_model(add_lambda(base), adapters)
+    model.save_pretrained(tmp_path / "adapters")
+    again = peft.AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapters")
+    assert add_lambda(again) is again
+    assert torch.equal(again(TOKENS).logits, model(TOKENS).logits)
 
 
 def test_under_autocast_it_trains_and_writes():
