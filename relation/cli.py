@@ -45,6 +45,7 @@ def _check_hash(options: Namespace, hash: str, job: str) -> None:
             f"{job}: its specification is {hash}, planned was {options.hash}: the configuration "
             "or the code of the plan changed meanwhile; start snakemake again"
         )
+    records.commit()  # kept for the job's records: that of the code which now runs
 
 
 def _begin(options: Namespace, hash: str, job: str) -> None:
@@ -53,7 +54,6 @@ def _begin(options: Namespace, hash: str, job: str) -> None:
 
     _check_hash(options, hash, job)
     torch.set_num_threads(1)
-    records.commit()  # kept for the job's records: that of the code which now runs
 
 
 def _data(campaign: Campaign, run: Run) -> Path:
