@@ -129,9 +129,11 @@ class ModelConfig:
                 raise InputError(problem)
 
     @classmethod
-    def for_variant(cls, variant: str, layers: int, heads: int, **options) -> "ModelConfig":
+    def for_variant(cls, variant: str, layers: int = 0, heads: int = 0, **options) -> "ModelConfig":
         """The model of a named variant on a backbone; `options` are further fields."""
         check_among(variant, VARIANTS, f"unknown variant {variant!r}")
+        for name in options:
+            check_among(name, ("layers", *cls.__dataclass_fields__), f"a model has no {name!r}")
         title, pattern = VARIANTS[variant].title, VARIANTS[variant].pattern
         if layers < 1 or layers % len(pattern):
             raise InputError(

@@ -174,6 +174,7 @@ def test_documents_and_padding_leave_each_text_its_logits(variant):
         ("full", {"tau": 0.0}, "positive"),
         ("linear", {"linear_init": "raw"}, "give 'torch' or None"),
         ("full", {"d_model": "24"}, "d_model is '24'; give int"),
+        ("full", {"n_layers": 2}, "a model has no 'n_layers'; did you mean 'layers'?"),
         ("full", {"layout": "AX"}, "layout 'AX' must be letters of AFLC"),
     ],
 )
