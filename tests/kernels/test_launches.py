@@ -4,6 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from conftest import refusal
 
 pytest.importorskip("triton")
 
@@ -31,3 +33,10 @@ def test_linear_relations_programs_over_any_chunks_take_all_of_them(heads, chunk
     programs, share = call.share_out(entry.coordinates)
     assert programs <= heads * chunks <= programs * share
     assert share * chunks < 2**31
+
+
+def test_more_tokens_than_a_launch_counts_are_refused():
+    states = torch.empty(1, 1, 65_535 * 64 + 1, 48, device="meta")
+    assert "4,194,240 tokens at most" in refusal(lambda: launches.grid(states, 64))
+    on_cpu = torch.empty(1, dtype=torch.float32).expand(1, 1, 65_535 * 16 + 1, 48)
+    assert "1,048,560 tokens at most" in refusal(lambda: Call.of(on_cpu, on_cpu))

@@ -182,6 +182,11 @@ def test_impossible_models_are_refused_in_one_line(variant, changes, message):
     assert message in refusal(lambda: ModelConfig.for_variant(variant, **{**TINY, **changes}))
 
 
+def test_shapes_can_be_asked_of_the_meta_device():
+    model = Decoder(build("hybrid").config, seed=None, device=torch.device("meta"))
+    assert model(TOKENS.to("meta")).shape == (*TOKENS.shape, 29)
+
+
 @pytest.mark.parametrize("variant", ["full-qknorm-gate", "linear"])
 def test_autocast_leaves_an_fp64_model_as_it_is(variant):
     model = build(variant).double()
