@@ -156,6 +156,14 @@ def lengths(rows: pd.DataFrame) -> None:
             print_mean(name, group["value"], "+.3f")
 
 
+def without_self(rows: pd.DataFrame) -> None:
+    """How much NLL rises where the first layer of a trained model lacks its own term."""
+    nll = rows[(rows["metric"] == "nll") & ~(rows["layer"] > 0)].fillna({"group": "whole"})
+    wide = nll.pivot_table("value", ["variation", "scale", "variant", "seed"], "group")
+    for name, rise in (wide["self"] - wide["whole"]).groupby(level=[0, 1, 2]):
+        print_mean(f"{'/'.join(name)}: NLL without Self in layer 0, less NLL", rise)
+
+
 def by_anchor(values: pd.DataFrame) -> None:
     """Relation − MHA of the readings with several pairs, and by whether the first layer anchors.
 
@@ -194,6 +202,9 @@ def main() -> None:
     shares = stats.recall_shares(books["recall"]).unstack()
     print(shares.to_string(float_format="{:.3f}".format))
     by_anchor(readings.values(trials))
+    without_self(books["self_use"])
+    repeated = books["copying"].query("metric == 'repeat_accuracy'")["value"].max()
+    print(f"random tokens that come again: a run predicts {repeated:.4f} of them at most")
 
 
 if __name__ == "__main__":
