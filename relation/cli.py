@@ -101,8 +101,6 @@ def _train(campaign: Campaign, options: Namespace) -> Path | None:
     run = campaign.run(options.target)
     _check_hash(options, run.hash, f"run {run.name}")
     data = _data(campaign, run)
-    if options.processes < 1:
-        raise InputError(f"--processes is {options.processes}; give 1 or more")
     if options.processes > 1 and "TORCHELASTIC_RUN_ID" not in os.environ:
         return _under_torchrun(options.processes)
     from relation.train.run import train
@@ -253,8 +251,7 @@ def _plan(campaign: Campaign, options: Namespace) -> None:
     for run in (run for run in runs if speeds[run.scale]):
         hours[f"{run.scale}/{run.variation}"] += run.budget_tokens / speeds[run.scale] / 3600
     lines = [f"  {name}: {_duration(value)} of training" for name, value in hours.items()]
-    unknown = dict.fromkeys(run.scale for run in runs if not speeds[run.scale])
-    lines += [f"  {scale}: without expected_tokens_per_second nobody knows" for scale in unknown]
+    lines += [f"  {name}: no expected_tokens_per_second" for name in speeds if not speeds[name]]
     unit = "GPU" if campaign.device == "cuda" else "core"
     disk = sum(4 * parameter_count(run.model) for run in runs) / 2**20  # FP32
     if hours:

@@ -15,13 +15,13 @@ from relation.variants import ModelConfig
 
 # What of a corpus and of a run is in no hash: names, places, how it is executed and looked at. A
 # field that is not here counts as soon as it is not at its default.
-_DATA_APART = ("campaign", "corpus", "title", "path", "source", "largest_context")
-_DATA_APART += ("diagnosed_tokens",)
-_RUN_APART = ("campaign", "variation", "scale", "variant", "further", "model", "data")
-_RUN_APART += ("device", "compile", "backends", "deterministic", "tokens_per_update", "divergence")
-_RUN_APART += ("checkpoint_seconds", "checkpoint_tokens")
-READ_WHILE_TRAINING = ("probes", "probe_sequences", "validations", "validation_tokens")
-READ_OF_FLOW = ("flow_sequences", "flow_window", "flow_length", "rank_length")
+_DATA_NOT_HASHED = ("campaign", "corpus", "title", "path", "source", "largest_context")
+_DATA_NOT_HASHED += ("diagnosed_tokens",)
+_RUN_NOT_HASHED = ("campaign", "variation", "scale", "variant", "further", "model", "data")
+_RUN_NOT_HASHED += ("device", "compile", "backends", "deterministic", "tokens_per_update")
+_RUN_NOT_HASHED += ("divergence", "checkpoint_seconds", "checkpoint_tokens")
+PROBE_OPTIONS = ("probes", "probe_sequences", "validations", "validation_tokens")
+FLOW_OPTIONS = ("flow_sequences", "flow_window", "flow_length", "rank_length")
 
 
 def hash_of(value: Any) -> str:
@@ -78,7 +78,7 @@ class Data:
     def specification(self) -> dict:
         """What determines its tokens."""
         texts = {"source": self.source} if self.fingerprint is None else {}
-        return texts | non_defaults(self, _DATA_APART)
+        return texts | non_defaults(self, _DATA_NOT_HASHED)
 
     @property
     def hash(self) -> str:
@@ -155,13 +155,13 @@ class Run(Job):
 
     def specification(self) -> dict:
         """What determines the trained weights and the final loss."""
-        options = non_defaults(self, (*_RUN_APART, *READ_WHILE_TRAINING, *READ_OF_FLOW))
+        options = non_defaults(self, (*_RUN_NOT_HASHED, *PROBE_OPTIONS, *FLOW_OPTIONS))
         return {**options, "model": non_defaults(self.model), "data": self.data.specification()}
 
     @property
     def flow_hash(self) -> str:
         """The hash of the diagnostics of its checkpoint."""
-        return hash_of({"run": self.hash, **{name: getattr(self, name) for name in READ_OF_FLOW}})
+        return hash_of({"run": self.hash, **{name: getattr(self, name) for name in FLOW_OPTIONS}})
 
 
 @dataclass(frozen=True, kw_only=True)

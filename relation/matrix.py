@@ -179,8 +179,7 @@ class Matrix:
                     readers.setdefault((o["corpus"], o["vocabulary"]), []).append(o)
                     for seed in (*seeds, *(further if variant in PAIRED else ())):
                         planned[scale, variation, variant, seed] = (o, seed in further)
-        # The scales as they are fix the flow's windows, so that a variation moves no other run's,
-        # unless no scale names its corpus.
+        # A variation moves no other run's flow, unless no scale names its corpus.
         longest = {n: max(o["context"] for o in each) for n, each in readers.items()} | longest
         data = {names: self.data(*names, options) for names, options in readers.items()}
         runs: dict[str, Run] = {}

@@ -10,8 +10,7 @@ import numpy as np
 from scipy import stats
 
 MARGIN, LEVEL = 0.01, 0.05
-DEVIATIONS = (0.010, 0.0125, 0.0153, 0.018, 0.021)
-SEEDS = (16, 24, 48)
+DEVIATIONS, SEEDS = (0.010, 0.0125, 0.0153, 0.018, 0.021), (16, 24, 48)
 
 
 def power(deviation: float, seeds: int, difference: float = 0.0) -> float:

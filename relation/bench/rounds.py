@@ -51,7 +51,7 @@ def median_columns(name: str, values: Sequence[float]) -> dict:
     """
     low = high = None
     if len(values) >= 6:
-        from scipy.stats import quantile_test  # takes as long as PyTorch to import
+        from scipy.stats import quantile_test  # here: every side's process imports this module
 
         low, high = map(float, quantile_test(values).confidence_interval())
     median = statistics.median(values) if values else None

@@ -51,12 +51,10 @@ def _read_text(path: Path) -> Iterator[str]:
 
 def _read_parquet(path: Path) -> Iterator[str]:
     """The rows of the column `text`, without nulls."""
-    file = pq.ParquetFile(path)
-    names = file.schema_arrow.names
-    kind = file.schema_arrow.field("text").type if "text" in names else None
-    if kind not in (pa.string(), pa.large_string(), pa.string_view()):
-        found = f"only {', '.join(names)}" if kind is None else f"that one is of {kind}"
-        raise InputError(f"{path} has no column `text` of strings, {found}")
+    file, strings = pq.ParquetFile(path), (pa.string(), pa.large_string(), pa.string_view())
+    if not any(each.name == "text" and each.type in strings for each in file.schema_arrow):
+        found = ", ".join(f"{each.name} ({each.type})" for each in file.schema_arrow)
+        raise InputError(f"{path} has no column `text` of strings, only {found}")
     for batch in file.iter_batches(256, columns=["text"]):
         for text in batch.column(0).drop_null().to_pylist():
             if len(text) > _LONGEST:

@@ -176,7 +176,7 @@ class RelationModel(RelationPreTrainedModel):
     @can_return_tuple
     def forward(
         self,
-        input_ids: Tensor | None = None,
+        input_ids: Tensor,
         attention_mask: Tensor | None = None,
         past_key_values: RelationCache | None = None,
         use_cache: bool | None = None,
@@ -184,7 +184,7 @@ class RelationModel(RelationPreTrainedModel):
         cache: RelationCache | None = None,
         **options: Any,
     ) -> BaseModelOutputWithPast:
-        """The last norm's output, (B, T, d), of input_ids (B, T) int64, which must be given.
+        """The last norm's output, (B, T, d), of input_ids (B, T) int64.
 
         attention_mask: (B, T), 0 for padding at either side; with a cache also (B, read + T).
         cache: the tokens read so far, which takes these in; with `use_cache` an empty one is made.
@@ -194,8 +194,6 @@ class RelationModel(RelationPreTrainedModel):
         hidden states, and unknown options.
         """
         self._check(options)
-        if input_ids is None:
-            raise InputError("a Relation model reads input_ids; give them")
         if cache is not None and past_key_values is not None:
             raise InputError("cache and past_key_values name one thing; give one of them")
         cache = past_key_values if cache is None else cache
@@ -334,7 +332,7 @@ class RelationForCausalLM(RelationPreTrainedModel, GenerationMixin):
     @can_return_tuple
     def forward(
         self,
-        input_ids: Tensor | None = None,
+        input_ids: Tensor,
         attention_mask: Tensor | None = None,
         past_key_values: RelationCache | None = None,
         labels: Tensor | None = None,

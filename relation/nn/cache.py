@@ -33,9 +33,13 @@ class Cache:
         """Bytes of the states; not of memory taken ahead."""
         return sum(state.nbytes for state in self.states)
 
-    def begin(self, lengths: Tensor) -> None:
-        """Expect a prompt of unequal rows, of which row b has lengths[b] tokens, (B,) int64."""
-        _check_empty(self.length)
+    def begin(self, lengths: Tensor | None) -> None:
+        """Expect a prompt of which row b has lengths[b] tokens, (B,) int64; None: all alike."""
+        if self.length:
+            raise InputError(
+                f"prompts with lengths begin with an empty cache, and this one has read "
+                f"{self.length} tokens; start a new decode state"
+            )
         self.lengths = lengths
 
     def padding(self, tokens: int) -> Tensor | None:
@@ -197,7 +201,6 @@ class DecodeState:
         Raises InputError for lengths that do not fit, an empty prompt among them, and for a state
         that has read tokens.
         """
-        _check_empty(self.length)
         batch, width = tokens.shape
         if len(lengths) != batch or not 1 <= min(lengths) <= max(lengths) <= width:
             raise InputError(
@@ -205,9 +208,8 @@ class DecodeState:
                 f"give {batch} lengths from 1 to {width}"
             )
         counts = torch.tensor(lengths, device=tokens.device)
-        if len(set(lengths)) > 1:
-            for layer in self.layers:
-                layer.begin(counts)
+        for layer in self.layers:
+            layer.begin(counts if len(set(lengths)) > 1 else None)
         return counts
 
     def set_lengths(self, lengths: Sequence[int]) -> None:
@@ -219,11 +221,3 @@ class DecodeState:
         """`Cache.reorder` of every layer."""
         for layer in self.layers:
             layer.reorder(rows)
-
-
-def _check_empty(length: int) -> None:
-    if length:
-        raise InputError(
-            f"prompts with lengths begin with an empty cache, and this one has read {length} "
-            "tokens; start a new decode state"
-        )

@@ -77,8 +77,8 @@ def continuations(
         error = f"{count} tokens were asked for" if count < 1 else "there is no prompt in the batch"
         raise InputError(f"{error}; give at least 1")
     for row, prompt in enumerate(prompts):
-        is_odd = isinstance(prompt, Tensor | int) or not len(prompt)
-        if is_odd or not all(isinstance(token, Integral) for token in prompt):
+        no_list = isinstance(prompt, Tensor | int) or not len(prompt)
+        if no_list or not all(isinstance(token, Integral) for token in prompt):
             label = "the prompt" if len(prompts) == 1 else f"prompt {row}"
             raise InputError(f"{label} is empty or holds no token ids; give a list of integers")
     rows = [torch.tensor(prompt) for prompt in prompts]

@@ -49,10 +49,10 @@ class Normed(NamedTuple):
 
 def is_bare(linear: nn.Module) -> bool:
     """Whether calling a module is its weight's product and nothing else."""
-    return type(linear) is nn.Linear and linear.bias is None and not is_changed(linear)
+    return type(linear) is nn.Linear and linear.bias is None and not is_patched(linear)
 
 
-def is_changed(module: nn.Module) -> bool:
+def is_patched(module: nn.Module) -> bool:
     """Whether calling a module does more than its class says: hooks, or a forward of its own.
 
     accelerate's offloading puts one on the instance.

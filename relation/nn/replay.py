@@ -16,7 +16,7 @@ from relation.errors import InputError
 from relation.kernels import decoding
 from relation.nn.cache import Cache, DecodeState, HistoryCache
 from relation.nn.model import Block, Decoder, RopeTables
-from relation.nn.norms import is_changed
+from relation.nn.norms import is_patched
 from relation.nn.sampling import (
     CHUNK,
     Sampling,
@@ -27,7 +27,7 @@ from relation.nn.sampling import (
 )
 from relation.variants import CALIBRATED, FULL, LINEAR
 
-_OWN = ("relation.", "torch.nn.")  # where modules are defined that do what their weights say
+_KNOWN = ("relation.", "torch.nn.")  # where modules are defined that do what their weights say
 
 
 class Places(NamedTuple):
@@ -75,7 +75,7 @@ def why_plain(model: Decoder, device: torch.device, dtype: torch.dtype) -> str |
         "a null logit": config.null_logit,
         "calibrated attention": CALIBRATED in config.layout,
         "adapters or hooks": any(
-            is_changed(m) or not type(m).__module__.startswith(_OWN)
+            is_patched(m) or not type(m).__module__.startswith(_KNOWN)
             for m in model.modules()
             if not type(m).__module__.startswith("torch._dynamo.")  # torch.compile's wrapper
         ),

@@ -34,7 +34,7 @@ from relation.data.windows import (
     plan_updates,
 )
 from relation.errors import InputError, NotFiniteError, RunError
-from relation.jobs import READ_OF_FLOW, READ_WHILE_TRAINING, Run
+from relation.jobs import FLOW_OPTIONS, PROBE_OPTIONS, Run
 from relation.machine import Progress, describe, deterministic_algorithms, to_device
 from relation.nn import Decoder, Execution
 from relation.nn.model import shared_weights_hash
@@ -97,7 +97,7 @@ def _train(
 
     # Resume: a killed run goes on from its last state, of this code, data, execution and probes.
     executed = (run.device, run.compile, run.backends, run.deterministic)
-    probed = [getattr(run, name) for name in (*READ_WHILE_TRAINING, *READ_OF_FLOW)]
+    probed = [getattr(run, name) for name in (*PROBE_OPTIONS, *FLOW_OPTIONS)]
     key = checkpoint.resume_key(run.hash, hashes, *executed, *probed)
     if world.leads:  # what a process that was killed in the middle of a state left
         for unfinished in state_file.parent.glob(f".{state_file.name}.*.tmp"):
@@ -150,9 +150,7 @@ def _train(
                 rows = list(reading)
             except NotFiniteError as error:  # before the loss
                 raise _DivergedError(f"{run.name}: {error}; {_REMEDY}") from None
-            names = ("update", "tokens", "layer", "part", "metric", "value")
-            rows = [(state.update, tokens, *row) for row in rows]
-            state.probes += [dict(zip(names, row, strict=True)) for row in rows]
+            state.probes += [{"update": state.update, "tokens": tokens} | row for row in rows]
             readback.restart()
 
     def save() -> None:
@@ -232,18 +230,22 @@ def _probes(
     device: torch.device,
     validates: bool,
     reads_flow: bool,
-) -> Iterator[tuple]:
+) -> Iterator[dict]:
     """Validation NLL on the split's first tokens; lambda, angles and flow metrics of each layer.
 
-    Yields layer, part, metric and value. The model stays as it is, and nothing is drawn at random.
+    The model stays as it is, and nothing is drawn at random.
     """
+
+    def row(layer: int | None, part: int | None, metric: str, value: float) -> dict:
+        return {"layer": layer, "part": part, "metric": metric, "value": value}
+
     if reads_flow:
         for layer, block in enumerate(model.blocks):
             learned = dict(block.mixer.named_parameters(recurse=False))
             if "lam" in learned:
-                yield layer, None, "lambda", learned["lam"].item()
+                yield row(layer, None, "lambda", learned["lam"].item())
             for part, angle in enumerate(learned.get("theta", ())):
-                yield layer, part, "theta", angle.item()
+                yield row(layer, part, "theta", angle.item())
     if reads_flow and LINEAR not in run.model.layout:
         from relation.flow.metrics import read_layers
 
@@ -253,11 +255,11 @@ def _probes(
         for layer in read_layers(model, sequences, *lengths, mask):
             for reading in layer.readings:
                 for name, values in reading.values.items():
-                    yield layer.index, None, name, values.mean().item()
+                    yield row(layer.index, None, name, values.mean().item())
     if validates:
         tokens = validation[: run.validation_tokens + 1]
         nll = nll_of(model, tokens, run.context, run.micro, device, run.precision, mask)
-        yield None, None, "validation_nll", nll
+        yield row(None, None, "validation_nll", nll)
 
 
 def _write(

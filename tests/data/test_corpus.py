@@ -173,7 +173,7 @@ def test_bad_texts_are_one_clear_line(texts: Path, name: str, content: bytes, me
 def test_data_that_hold_no_texts_are_refused(tmp_path: Path, texts: Path) -> None:
     pq.write_table(pa.table({"text": [1, 2]}), texts / "a.parquet")
     message = refusal(lambda: fingerprint_of(texts))
-    assert "a.parquet has no column `text` of strings, that one is of int64" in message
+    assert "a.parquet has no column `text` of strings, only text (int64)" in message
     absent = data_of(None, source={"streams": [{"path": str(tmp_path / "absent")}]})
     assert "absent" in refusal(lambda: read(absent, "train"))
     stream = hub(tmp_path / "set", DOCUMENTS, DOCUMENTS) | {"column": "body"}
