@@ -5,10 +5,13 @@ import functools
 import torch
 import triton
 import triton.language as tl
+from triton.runtime import driver
 
 from relation.kernels.available import may_launch
 
 HOPPER, OTHER = "sm_90", "sm_120"
+COMPILED: dict[tuple, tuple] = {}
+_MOST_COMPILED = 1000  # texts come in every length
 MOST_BLOCKS = 65_535  # of all but the first dimension of a launch, as CUDA counts them
 
 
@@ -57,6 +60,38 @@ def eager(forward, save, differentiate, launch) -> type[torch.autograd.Function]
             return differentiate(ctx, *gradients, **how)
 
     return Eager
+
+
+def start(kernel, grid: tuple, *arguments, **constants) -> None:
+    """kernel[grid](*arguments, **constants), in half the time of the host.
+
+    In its own launch Triton looks at every argument, global and option to find what it compiled;
+    here that is found by what can change it: constants and options, and of the arguments dtypes,
+    alignment and numbers. Descriptors must follow from the constants.
+    """
+    if interpreted():
+        kernel[grid](*arguments, **constants)
+        return
+    device = driver.active.get_current_device()
+    key = kernel.fn, device, *constants.values(), *map(_compiled_for, arguments)
+    known = COMPILED.get(key)
+    if known is None:
+        if len(COMPILED) == _MOST_COMPILED:
+            COMPILED.clear()
+        compiled = kernel.warmup(*arguments, grid=grid, **constants)
+        known = compiled, [constants[name] for name in kernel.arg_names[len(arguments) :]]
+        COMPILED[key] = known
+    compiled, last = known
+    compiled[*grid, *[1] * (3 - len(grid))](*arguments, *last)
+
+
+def _compiled_for(x):
+    """What of an argument Triton compiles for; a float and a descriptor are like any other."""
+    if isinstance(x, torch.Tensor):
+        return x.dtype, x.data_ptr() % 16
+    if isinstance(x, tuple):
+        return tuple(map(_compiled_for, x))
+    return x if isinstance(x, int | None) else type(x)
 
 
 def interpreted() -> bool:

@@ -15,6 +15,8 @@ from triton.backends.nvidia import driver as nvidia
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
+from relation.kernels import common
+
 # Of a device whose kernels no real launch finds.
 NUMBER = 10_000
 
@@ -79,8 +81,9 @@ def fake_gpu(architecture: str) -> Iterator[dict[str, list]]:
     in_c = {"PyKernelArg": SimpleNamespace, "ARG_CONSTEXPR": 0, "ARG_KERNEL": 1, "ARG_TUPLE": 2}
     in_c |= {"compile_module_from_src": lambda **given: driver._active.utils}
     in_c |= {"library_dirs": lambda: []}
+    forgotten = patch.dict(common.COMPILED, clear=True)
     try:
-        with patch.multiple(nvidia, create=True, **in_c):
+        with patch.multiple(nvidia, create=True, **in_c), forgotten:
             yield compiled
     finally:
         driver._active, triton.knobs.runtime.jit_post_compile_hook = before, hook

@@ -12,7 +12,7 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from relation.kernels.common import cdiv
+from relation.kernels.common import cdiv, start
 from relation.kernels.flash_relation.hopper_forward import hopper_forward_kernel
 from relation.kernels.flash_relation.hopper_p1 import hopper_p1_kernel
 from relation.kernels.flash_relation.hopper_p2_info import hopper_p2_info_kernel
@@ -78,8 +78,8 @@ def _launch(
     all_blocks = heads * blocks * rounds
     wide, rest = split_width(D)
     programs = min(all_blocks, launch.programs * multiprocessors(owned.device))
-    kernel[(programs,)](
-        *given, heads, blocks, all_blocks, H, *numbers,
+    start(
+        kernel, (programs,), *given, heads, blocks, all_blocks, H, *numbers,
         TRANSPORT_SELF=transport_self, WIDE=wide, REST=rest, SCALE=1 / math.sqrt(D),
         STAGES=launch.stages, SLOTS=launch.slots, GROUPS=launch.groups,
         SCALED=scales_exactly(owned), MEMBERS=max(H, scanned.shape[1]) // min(H, scanned.shape[1]),

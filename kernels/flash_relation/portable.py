@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from relation.kernels.common import cdiv, interpreted, offset_of_head
+from relation.kernels.common import cdiv, interpreted, offset_of_head, start
 from relation.kernels.flash_relation.launches import Launch, Launches, grid, split_width
 
 LOG2_E = tl.constexpr(math.log2(math.e))
@@ -747,7 +747,8 @@ def forward(
     launch, described = launches.forward, launches.descriptors
     options = _options(launch, p1, p2, transport_self, described)
     owned = _describe(p1, launch.block_i, options["K"].WIDE) if described else None
-    forward_kernel[grid(p1, launch.block_i)](
+    start(
+        forward_kernel, grid(p1, launch.block_i),
         p1, p2, info, owned, *_scanned(launches, launch, launch.block_j, p2, info),
         lam, starts, y, gate_logit, log_norm, p1.stride(), p2.stride(), info.stride(), y.stride(),
         H, T, 1 / math.sqrt(D), tau, **options,
@@ -760,7 +761,8 @@ def repair(
 ) -> None:  # fmt: skip
     """Fill the rows whose sums left the range of a forward without a running maximum."""
     B, H, T, D = p1.shape
-    repair_kernel[B * H, cdiv(T, REPAIRED_ROWS)](
+    start(
+        repair_kernel, (B * H, cdiv(T, REPAIRED_ROWS)),
         p1, p2, info, lam, starts, y, gate_logit, log_norm,
         p1.stride(), p2.stride(), info.stride(), y.stride(), H, T, 1 / math.sqrt(D), tau,
         ROWS=REPAIRED_ROWS, **_options(launches.repair, p1, p2, transport_self, repairs=True),
@@ -780,7 +782,8 @@ def backward(
     row_sums = log_norm.new_empty((B * H, 2, -(-T // 4) * 4) if described else (B * H, T, 2))
     du_self = log_norm.new_empty((B, H, T))
     dlam_partial = log_norm.new_empty(B * H * cdiv(T, launch.block_i))
-    p1_kernel[grid(p1, launch.block_i)](
+    start(
+        p1_kernel, grid(p1, launch.block_i),
         p1, p2, info, y, dy, *_scanned(launches, launch, launch.block_j, p2, info), starts,
         gate_logit, log_norm, row_sums, du_self, dlam_partial, dp1,
         *(x.stride() for x in (p1, p2, info, y, dy, dp1)), H, T, scale, tau,
@@ -791,7 +794,8 @@ def backward(
     if described:
         shape, strides = (2 * B * H, T), (row_sums.stride(1), 1)
         row_tiles = TensorDescriptor(row_sums, shape, strides, [1, launch.block_i])
-    p2_info_kernel[grid(p2, launch.block_j)](
+    start(
+        p2_info_kernel, grid(p2, launch.block_j),
         p1, p2, info, dy, *_scanned(launches, launch, launch.block_i, p1, dy), row_tiles, ends,
         gate_logit, row_sums, du_self, dp2, dinfo,
         *(x.stride() for x in (p1, p2, info, dy, dp2)), H, T, scale,

@@ -13,6 +13,7 @@ from relation.kernels.common import (
     empty_tokens,
     next_power_of_2,
     padded_width,
+    start,
 )
 from relation.kernels.linear_relation.general import (
     coordinates_kernel,
@@ -138,7 +139,8 @@ class Call(NamedTuple):
             (self.share_out(launch)[0],) if launch.programs else (self.heads, self.chunks)
         )
         blocks = [cdiv(self.shape[3], options["K"].BLOCK_D)] if blocked else []
-        kernel[(first, *blocks, *rest)](*map(strided, tensors), *given, **constants, **options)
+        grid = (first, *blocks, *rest)
+        start(kernel, grid, *map(strided, tensors), *given, **constants, **options)
 
 
 def carry_states(
@@ -155,11 +157,13 @@ def carry_states(
     tiles = cdiv(D, options["K"].BLOCK_D) * cdiv(D, options["K"].BLOCK_V)
     added, final = torch.empty_like(met.entry), met.entry.new_empty(B, H, D, D)
     (added_log_decay,) = call.empty(final, (call.segments, D))
-    chunk_states_kernel[(B * H, call.segments, tiles)](
+    start(
+        chunk_states_kernel, (B * H, call.segments, tiles),
         *map(strided, (p1, p2, value)), prepared, met.within, met.log_decay, added,
         added_log_decay, H, T, call.chunks, call.segment_chunks, BACKWARD=backward, **options,
     )  # fmt: skip
-    segment_scan_kernel[(B * H, cdiv(D * D, block))](
+    start(
+        segment_scan_kernel, (B * H, cdiv(D * D, block)),
         added, added_log_decay, added if initial is None else initial.contiguous(), met.entry,
         final, call.segments, BACKWARD=backward, HAS_INITIAL=initial is not None, D=D, BLOCK=block,
         # Every step costs, also one past the last segment.

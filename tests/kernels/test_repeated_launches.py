@@ -104,6 +104,20 @@ class TestOnDevice:
                 torch.cuda.synchronize()
                 assert_same(captured, expected)
 
+    def test_inputs_that_start_one_number_further_on(self, operator):
+        """Unaligned, after a call whose inputs were aligned."""
+        inputs = draw(operator, 5)
+        expected = run(operator, inputs)
+        moved = [
+            x
+            if x is None
+            else x.new_empty(x.numel() + 1).as_strided(x.shape, x.stride(), 1).copy_(x)
+            for x in inputs
+        ]
+        for ours, theirs in zip(run(operator, moved), expected, strict=True):
+            truth = theirs.double()
+            exactness.assert_close(operator, ours, truth, truth, 1e-3)
+
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("operator", ["flash", "linear"])
