@@ -30,6 +30,8 @@ class Estimate:
 
     def __format__(self, form: str) -> str:
         """The value and, where it has one, its interval, as +0.0036 (−0.0010 to +0.0082)."""
+        if math.isnan(self.value):
+            return "—"
         ends = "" if math.isnan(self.low) else f" ({self.low:{form}} to {self.high:{form}})"
         return f"{self.value:{form}}{ends}".replace("-", "−")
 
