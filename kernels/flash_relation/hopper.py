@@ -25,7 +25,7 @@ def why_triton(name: str, launches: Launches, dtype: torch.dtype) -> str | None:
     launches: the device's entry.
     """
     if launches.gluon(name) is None:
-        return f"launches.toml has no gluon_{name} for this GPU, width and number of bits"
+        return f"launches.py has no gluon_{name} for this GPU, width and number of bits"
     if dtype != torch.bfloat16:
         return "the Gluon kernels take bfloat16 only"
     return _why_no_gluon()

@@ -1,16 +1,13 @@
-"""Which tile shapes a launch takes: launches.toml, read once, chosen without a search."""
+"""Tile shapes and warps of every pass, by architecture, and the order of programs."""
 
 import functools
-import tomllib
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
 from relation.errors import InputError
-from relation.kernels.common import MOST_BLOCKS, architecture, cdiv, padded_width
+from relation.kernels.common import HOPPER, MOST_BLOCKS, OTHER, architecture, cdiv, padded_width
 
-FILE = Path(__file__).with_name("launches.toml")
 PASSES = ("forward", "repair", "p1", "p2_info")
 GLUON_PASSES = ("forward", "p1", "p2_info")
 # Rows and columns of their tiles of scores: four warps of 16 rows.
@@ -63,20 +60,21 @@ class GluonLaunch:
 class Launches:
     """The passes for one architecture and input size, for head widths up to `widest`.
 
-    `descriptors`: tiles that a pass scans come through TMA descriptors; inputs that these cannot
-    hold are copied. On Hopper 16-bit entries must: Triton before 3.7.1 leaves out the fence that
-    other copies need. `gluon_forward` and so on: passes that run in Gluon where `hopper.why_triton`
-    has no reason against it; p1 leaves p2_info what no Triton kernel does, so both or neither.
-    `gluon_forward_large` and so on: for what `hopper.chosen` takes for large.
+    forward, repair and p1 own block_i rows, p2_info block_j. `tuned`: the fastest of a search on a
+    GPU of this architecture; else conservative, and never timed. `descriptors`: tiles that a pass
+    scans come through TMA descriptors; inputs that these cannot hold are copied. On Hopper 16-bit
+    entries must: Triton before 3.7.1 leaves out the fence that other copies need. `gluon_forward`
+    and so on: passes that run in Gluon where `hopper.why_triton` has no reason against it; p1
+    leaves p2_info what no Triton kernel does, so both or neither. `gluon_forward_large` and so on:
+    for what `hopper.chosen` takes for large.
     """
 
-    bits: int
     widest: int
-    tuned: bool
     forward: Launch
     repair: Launch
     p1: Launch
     p2_info: Launch
+    tuned: bool = False
     descriptors: bool = False
     gluon_forward: GluonLaunch | None = None
     gluon_p1: GluonLaunch | None = None
@@ -103,27 +101,104 @@ class Launches:
         return launch or getattr(self, f"gluon_{name}")
 
 
+# FP32 products run on the ordinary cores, whose operands fill the registers: small tiles.
+_FP32 = Launches(
+    128,
+    forward=Launch(16, 16, 4, 1),
+    repair=Launch(16, 16, 4, 1),
+    p1=Launch(32, 16, 4, 1),
+    p2_info=Launch(16, 32, 4, 1),
+)  # fmt: skip
+
+# By architecture and bytes an element. The first entry that is wide enough is taken. Commit aac0f82
+# was the last with a search (`tune flash`) that prints entries.
+LAUNCHES: dict[tuple[str, int], tuple[Launches, ...]] = {
+    (HOPPER, 2): (
+        Launches(
+            32, descriptors=True,
+            forward=Launch(64, 64, 4, 3),
+            repair=Launch(64, 32, 4, 1),
+            p1=Launch(64, 64, 4, 3, 168),
+            p2_info=Launch(64, 64, 4, 3, 168),
+        ),
+        Launches(
+            48, tuned=True, descriptors=True,
+            forward=Launch(64, 64, 4, 3, padded=True),
+            repair=Launch(64, 32, 4, 1),
+            p1=Launch(64, 64, 4, 3, 168, padded=True),
+            p2_info=Launch(64, 64, 4, 3, 168),
+            gluon_forward=GluonLaunch(3, 80, 3),
+            gluon_p1=GluonLaunch(3, 128, 2),
+            gluon_p2_info=GluonLaunch(3, 128, 2),
+        ),
+        Launches(
+            64, tuned=True, descriptors=True,
+            forward=Launch(64, 64, 4, 3),
+            repair=Launch(64, 32, 4, 1),
+            p1=Launch(64, 64, 4, 3, 168),
+            p2_info=Launch(64, 64, 4, 3),
+            gluon_forward=GluonLaunch(3, 80, 3),
+            gluon_p1=GluonLaunch(3, 128, 2),
+            gluon_p2_info=GluonLaunch(3, 128, 2),
+            gluon_p2_info_large=GluonLaunch(4, 168, 1, groups=2),
+        ),
+        Launches(
+            80, tuned=True, descriptors=True,
+            forward=Launch(64, 64, 4, 3),
+            repair=Launch(64, 32, 4, 1),
+            p1=Launch(64, 64, 4, 3, 168),
+            p2_info=Launch(64, 64, 4, 3),
+            gluon_forward=GluonLaunch(2, 80, 3),
+            gluon_p1=GluonLaunch(3, 128, 2),
+            gluon_p2_info=GluonLaunch(3, 128, 2),
+        ),
+        Launches(
+            96, tuned=True, descriptors=True,
+            forward=Launch(64, 64, 4, 2),
+            repair=Launch(64, 32, 4, 1),
+            p1=Launch(64, 32, 4, 3),
+            p2_info=Launch(32, 64, 4, 2),
+            gluon_forward=GluonLaunch(2, 80, 3),
+            gluon_p1=GluonLaunch(2, 128, 2),
+            gluon_p2_info=GluonLaunch(2, 128, 2),
+            gluon_p2_info_large=GluonLaunch(4, 168, 1, groups=2),
+        ),
+        Launches(
+            128, tuned=True, descriptors=True,
+            forward=Launch(64, 64, 4, 2),
+            repair=Launch(64, 32, 4, 1),
+            p1=Launch(64, 32, 4, 3),
+            p2_info=Launch(32, 64, 4, 2),
+            gluon_forward=GluonLaunch(3, 128, 2, slots=1),
+            gluon_p1=GluonLaunch(2, 128, 2, slots=1),
+            gluon_p2_info=GluonLaunch(2, 128, 2, slots=1),
+            gluon_forward_large=GluonLaunch(4, 128, 1, slots=1, groups=3),
+            gluon_p1_large=GluonLaunch(4, 168, 1, slots=1, groups=2),
+            gluon_p2_info_large=GluonLaunch(4, 168, 1, slots=1, groups=2),
+        ),
+    ),
+    (OTHER, 2): (
+        Launches(
+            64,
+            forward=Launch(64, 64, 4, 2),
+            repair=Launch(64, 32, 4, 2),
+            p1=Launch(64, 32, 4, 2),
+            p2_info=Launch(32, 64, 4, 1),
+        ),
+        Launches(
+            128,
+            forward=Launch(64, 32, 4, 2),
+            repair=Launch(64, 32, 4, 2),
+            p1=Launch(32, 32, 4, 2),
+            p2_info=Launch(32, 32, 4, 2),
+        ),
+    ),
+    (HOPPER, 4): (_FP32,),
+    (OTHER, 4): (_FP32,),
+}  # fmt: skip
+
 # One tile a block keeps the interpreter, which runs programs one after the other, short.
-INTERPRETED = Launches(32, 128, False, *[Launch(16, 16, 1, 1)] * len(PASSES))
-
-
-@functools.cache
-def load_launches(path: Path = FILE) -> dict[str, tuple[Launches, ...]]:
-    """The entries of a launches file by architecture, narrowest first.
-
-    Raises ValueError where a tile does not divide the block it is scanned for.
-    """
-
-    def read(entry: dict) -> Launches:
-        def launch(key: str, x):
-            return GluonLaunch(**x) if key.startswith("gluon_") else Launch(**x)
-
-        return Launches(**{k: launch(k, x) if isinstance(x, dict) else x for k, x in entry.items()})
-
-    return {
-        name: tuple(sorted(map(read, entries), key=lambda launches: launches.widest))
-        for name, entries in tomllib.loads(path.read_text(encoding="utf-8")).items()
-    }
+INTERPRETED = Launches(128, *[Launch(16, 16, 1, 1)] * len(PASSES))
 
 
 @functools.cache
@@ -131,8 +206,8 @@ def select_launches(device: torch.device, element_size: int, head_dim: int) -> L
     """The entry for a device, bytes an element and head width, 16 to 128."""
     if device.type == "cpu":
         return INTERPRETED
-    entries = load_launches()[architecture(device)]
-    return next(e for e in entries if e.bits == 8 * element_size and e.widest >= head_dim)
+    entries = LAUNCHES[architecture(device), element_size]
+    return next(entry for entry in entries if entry.widest >= head_dim)
 
 
 @functools.cache

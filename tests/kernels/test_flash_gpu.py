@@ -15,7 +15,7 @@ from exactness import (
 from relation import kernels
 from relation.kernels.documents import Documents
 
-# Of launches.toml's entries for Hopper with passes in Gluon.
+# Of the entries for Hopper with passes in Gluon.
 GLUON_WIDTHS = (48, 64, 80, 96, 128)
 # Of those with launches of their own for many rows.
 LARGE_WIDTHS = (60, 64, 88, 96, 104, 128)

@@ -34,7 +34,7 @@ from triton.experimental.gluon._runtime import GluonASTSource
 
 from relation.kernels.flash_relation import hopper_launch
 from relation.kernels.flash_relation import launch as flash
-from relation.kernels.flash_relation.launches import GLUON_PASSES, Launches, load_launches
+from relation.kernels.flash_relation.launches import GLUON_PASSES, LAUNCHES, Launches
 from relation.kernels.linear_relation import launch, launches
 
 PRODUCT = "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {%r1}, %rd1, %rd2, 1, 1, 1, 0, 0;"
@@ -161,9 +161,10 @@ def assert_sound(name: str, kernel, architecture: str, stack: int | None, stores
     assert architecture != "sm_90" or faults_of(kernel, stores) == [], name
 
 
-def compile_flash(architecture: str, launches: Launches, documents=False) -> dict[str, list]:
+def compile_flash(
+    architecture: str, launches: Launches, documents=False, dtype=torch.bfloat16
+) -> dict[str, list]:
     """The kernels of a call, forward and backward, at the widest head, as its launchers ask."""
-    dtype = torch.bfloat16 if launches.bits == 16 else torch.float32
     p1, p2, info, dy = torch.zeros(4, 1, 130, 2, launches.widest, dtype=dtype).transpose(2, 3)
     starts = torch.zeros(1, 130, dtype=torch.int32) if documents else None
     given = 2.0, True, starts, starts
@@ -177,33 +178,33 @@ def compile_flash(architecture: str, launches: Launches, documents=False) -> dic
 FLASH = [
     pytest.param(
         architecture,
+        {2: torch.bfloat16, 4: torch.float32}[size],
         replace(entry, widest=width),
-        id=f"{architecture}-{entry.bits}-{width}",
+        id=f"{architecture}-{8 * size}-{width}",
         # One in the ordinary run.
-        marks=() if (architecture, entry.bits, width) == ("sm_90", 16, 64) else pytest.mark.slow,
+        marks=() if (architecture, size, width) == ("sm_90", 2, 64) else pytest.mark.slow,
     )
-    for name, entries in load_launches().items()
+    for (name, size), entries in LAUNCHES.items()
     for entry in entries
     for architecture in ((name,) if name == "sm_90" else ("sm_80", "sm_89", "sm_100", "sm_120"))
     # Narrower heads of an entry are other code: not scaled beforehand, or one tile of two.
     for width in {32: (20, 32), 64: (60, 64), 128: (100, 128)}.get(
-        entry.widest if name == "sm_90" and entry.bits == 16 else 0, (entry.widest,)
+        entry.widest if (name, size) == ("sm_90", 2) else 0, (entry.widest,)
     )
 ]
-
-
 # Launches for many rows, in the place of the ordinary ones; they take no documents.
 FLASH += [
     pytest.param(
         "sm_90",
+        torch.bfloat16,
         replace(
             entry, widest=width,
             **{f"gluon_{x}": entry.gluon(x, large=True) for x in GLUON_PASSES},
         ),
-        id=f"sm_90-{entry.bits}-{width}-large",
+        id=f"sm_90-16-{width}-large",
         marks=pytest.mark.slow,
     )
-    for entry in load_launches()["sm_90"]
+    for entry in LAUNCHES["sm_90", 2]
     if entry.gluon_p2_info_large
     for width in (entry.widest - 8, entry.widest)
 ]  # fmt: skip
@@ -213,11 +214,11 @@ def documents_for(entry: Launches) -> tuple[bool, ...]:
     return (False,) if entry.gluon_p2_info and entry.gluon_p2_info.groups > 1 else (False, True)
 
 
-@pytest.mark.parametrize(("architecture", "launches"), FLASH)
-def test_flash_relations_launches(architecture, launches):
-    in_16_bits = architecture == "sm_90" and launches.bits == 16
+@pytest.mark.parametrize(("architecture", "dtype", "launches"), FLASH)
+def test_flash_relations_launches(architecture, dtype, launches):
+    in_16_bits = architecture == "sm_90" and dtype == torch.bfloat16
     for documents in documents_for(launches):
-        for name, kernels in compile_flash(architecture, launches, documents).items():
+        for name, kernels in compile_flash(architecture, launches, documents, dtype).items():
             for kernel in kernels:
                 gluon = "hopper" in name
                 # Two groups of p2_info at 128 columns spill around their loops; they are faster.
@@ -238,7 +239,7 @@ def test_flash_relations_launches(architecture, launches):
 
 @pytest.mark.parametrize(
     "launches",
-    [pytest.param(p.values[1], id=p.id) for p in FLASH if p.values[1].gluon_forward],
+    [pytest.param(p.values[2], id=p.id) for p in FLASH if p.values[2].gluon_forward],
 )
 def test_no_loop_of_a_gluon_kernel_drops_a_variable(launches, read_anew, monkeypatch):
     class ReadError(Exception):
@@ -270,7 +271,7 @@ def test_no_loop_of_a_gluon_kernel_drops_a_variable(launches, read_anew, monkeyp
 @pytest.mark.parametrize("width", [48, 64, 80, 96, 128])
 def test_flash_relation_on_hopper_without_gluon(width):
     """As FP16 and other versions of Triton have it."""
-    entry = next(e for e in load_launches()["sm_90"] if e.bits == 16 and e.widest >= width)
+    entry = next(entry for entry in LAUNCHES["sm_90", 2] if entry.widest >= width)
     entry = replace(entry, **{f"gluon_{x}": None for x in GLUON_PASSES})
     for name, kernels in compile_flash("sm_90", entry).items():
         assert_sound(name, kernels[0], "sm_90", 96)

@@ -54,9 +54,9 @@ def test_the_pages_examples_run_outside_the_clone(packages: Path, tmp_path: Path
 import sys
 sys.modules.update(dict.fromkeys({EXTRAS}))  # importing one is an error
 import relation
-from relation.kernels.flash_relation.launches import load_launches
+from relation.kernels.flash_relation.launches import LAUNCHES
 assert {str(packages)!r} in relation.__file__, relation.__file__
-assert load_launches() and "report" not in sys.modules
+assert LAUNCHES and "report" not in sys.modules
 """
     command = [sys.executable, "-c", check + examples]
     environment = {**os.environ, "PYTHONPATH": str(packages)}
