@@ -41,16 +41,6 @@ BIN = str(Path(sys.executable).parent)
 shell.prefix(f"export PATH={BIN!r}:$PATH PYTHONPATH={str(PROJECT)!r}; ")
 
 
-def gpus(here):
-    """GPUs of a job: on a cluster one, on this machine as many shares of all as are given."""
-
-    def count(wildcards):
-        cluster = workflow.dryrun and ON_CLUSTER  # a dry run is local too
-        return ON_GPU * (here if workflow.local_exec and not cluster else 1)
-
-    return count
-
-
 include: "workflow/rules/data.smk"
 include: "workflow/rules/train.smk"
 include: "workflow/rules/measure.smk"

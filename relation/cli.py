@@ -262,8 +262,6 @@ def _plan(campaign: Campaign, options: Namespace) -> None:
     if old:
         print(f"These runs take the place of {len(old)} finished of another text or other keys:")
         print(*(f"  {name}" for name in old[:3]), *["  ..."] * (len(old) > 3), sep="\n")
-    for run in runs if options.runs else ():
-        print(run.name, run.hash)
     # Last, so that without the texts the plan is printed all the same. `make` goes no further.
     for path in (Path(path) for path in todo if path.startswith("data/")):
         check_texts(campaign.data[path.parent.name])
@@ -371,8 +369,7 @@ def build_parser() -> argparse.ArgumentParser:
         )
         return command
 
-    plan = add("plan", _plan, "what a campaign computes, and what of it is still to be made")
-    plan.add_argument("--runs", action="store_true", help="list the runs with their hashes")
+    add("plan", _plan, "what a campaign computes, and what of it is still to be made")
     add("status", _status, "how far a campaign is")
     add("config", _config, "print the reference of the keys of the configuration")
     add("prepare", _prepare, "tokenise one corpus", "CORPUS-VOCABULARY")

@@ -17,10 +17,6 @@ class InputError(RelationError, ValueError):
     """Something the user gave, or a file on disk, cannot be used."""
 
 
-class NotFiniteError(InputError):
-    """A model whose flow is not finite: it diverged."""
-
-
 def check_among(name: Any, choices: Collection, problem: str) -> None:
     """Raise InputError, with the nearest choice or all, unless `name` is one of them."""
     if name not in choices:
@@ -33,3 +29,7 @@ def check_among(name: Any, choices: Collection, problem: str) -> None:
 
 class RunError(RelationError, RuntimeError):
     """A run cannot go on, for example because of a non-finite loss or a full disk."""
+
+
+class DivergedError(RunError):
+    """A loss, gradient norm, parameter or flow that is not finite."""

@@ -19,8 +19,8 @@ _DATA_NOT_HASHED = ("campaign", "corpus", "title", "path", "source", "largest_co
 _DATA_NOT_HASHED += ("diagnosed_tokens",)
 _RUN_NOT_HASHED = ("campaign", "variation", "scale", "variant", "further", "model", "data")
 _RUN_NOT_HASHED += ("device", "compile", "backends", "deterministic", "tokens_per_update")
-_RUN_NOT_HASHED += ("divergence", "checkpoint_seconds", "checkpoint_tokens")
-PROBE_OPTIONS = ("probes", "probe_sequences", "validations", "validation_tokens")
+_RUN_NOT_HASHED += ("divergence", "checkpoint_seconds")
+PROBE_OPTIONS = ("probes", "validations", "validation_tokens")
 FLOW_OPTIONS = ("flow_sequences", "flow_window", "flow_length", "rank_length")
 
 
@@ -136,10 +136,8 @@ class Run(Job):
     backends: dict
     deterministic: bool
     checkpoint_seconds: float
-    checkpoint_tokens: int | None
     divergence: str = "fail"
     probes: int
-    probe_sequences: int
     validations: int
     validation_tokens: int
     flow_sequences: int

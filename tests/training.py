@@ -20,7 +20,6 @@ from relation import plan, records
 from relation.data.corpus import unigram_entropy
 from relation.data.tokenizer import END_OF_TEXT
 from relation.data.windows import sha256_of
-from relation.errors import RelationError
 from relation.jobs import Data, Run, Side
 from relation.train import run
 from relation.train.step import wsd
@@ -64,7 +63,6 @@ def small_run(variant: str = "full", **changes) -> Run:
         "variant": variant,
         "model": small_model(variant, init_std=0.0566),
         "data": DATA,
-        "checkpoint_tokens": None,
         "validations": 4,
         "validation_tokens": 100,
         "flow_sequences": 2,
@@ -135,7 +133,7 @@ def start(folder: Path, data: Path, processes: int = 1, **options) -> subprocess
     """A small run in a process of its own, or in several that torchrun starts.
 
     It writes into out/ and resume/ of `folder`. changes: of the specification; dies: the update in
-    which it is killed by SIGKILL; refused: of a specification that it tries first.
+    which it is killed by SIGKILL.
     """
     environment = {
         **os.environ,
@@ -166,11 +164,6 @@ def _train_here(folder: Path, data: Path, options: dict) -> None:
     torch.set_num_threads(1)
     run.wsd = schedule
     given = data, folder / "out", folder / "resume"
-    if "refused" in options:
-        try:
-            run.train(small_run(**options["refused"]), *given)
-        except (RelationError, SystemExit) as error:
-            print(f"refused: {error}", flush=True)
     run.train(small_run(**options.get("changes", {})), *given)
     print(f"updates: {len(begun)}")
 

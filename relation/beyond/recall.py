@@ -35,14 +35,10 @@ _TRAINING, _VALIDATION, _TEST = 0, 1, 2
 
 
 class Sequences(NamedTuple):
-    """inputs, targets and distances, (N, tasks, T) int32.
-
-    targets: IGNORED but at queries; distances: tokens from a query back to its key, 0 elsewhere.
-    """
+    """inputs and targets, IGNORED but at queries, (N, tasks, T) int32 each."""
 
     inputs: np.ndarray
     targets: np.ndarray
-    distances: np.ndarray
 
 
 def distinct(generator: np.random.Generator, rows: int, choices: int, count: int) -> np.ndarray:
@@ -85,9 +81,9 @@ def draw(recall: Recall, rows: int, *key: int) -> Sequences:
     """
     generator, half = np.random.default_rng(key), recall.vocabulary // 2
     shape = (rows, len(recall.tasks), max(length for length, _ in recall.tasks))
-    sequences = Sequences(*(np.full(shape, filler, np.int32) for filler in (FILLER, IGNORED, 0)))
+    sequences = Sequences(*(np.full(shape, filler, np.int32) for filler in (FILLER, IGNORED)))
     for task, (length, pairs) in enumerate(recall.tasks):
-        inputs, targets, distances = (part[:, task, :length] for part in sequences)
+        inputs, targets = (part[:, task, :length] for part in sequences)
         start = 2 * pairs
         keys = 1 + distinct(generator, rows, half - 1, pairs)
         values = half + distinct(generator, rows, half, pairs)
@@ -96,8 +92,6 @@ def draw(recall: Recall, rows: int, *key: int) -> Sequences:
         inputs[:, 0:start:2], inputs[:, 1:start:2] = keys, values
         np.put_along_axis(inputs, queries, keys, axis=1)
         np.put_along_axis(targets, queries, values, axis=1)
-        back = queries - np.arange(0, start, 2)  # pair n has its key at 2 n
-        np.put_along_axis(distances, queries, back.astype(np.int32), axis=1)
     return sequences
 
 
@@ -116,7 +110,7 @@ def answer(
     for first in range(0, len(right), rows):
         part = slice(first, first + rows)
         # (rows, tasks, T) to (rows x tasks, T)
-        inputs, targets = (to_device(a[part], device).flatten(0, 1).long() for a in sequences[:2])
+        inputs, targets = (to_device(a[part], device).flatten(0, 1).long() for a in sequences)
         is_query = targets != IGNORED
         with autocast(device, precision):
             states = model.states(inputs)[is_query]
@@ -127,18 +121,6 @@ def answer(
         right[part][query_places] = (logits.argmax(-1) == labels).cpu().numpy()
     nll = total.item() / int((sequences.targets != IGNORED).sum())
     return right, nll if math.isfinite(nll) else None
-
-
-def _octaves(sequences: Sequences, right: np.ndarray, tasks) -> Iterator[dict]:
-    """The answers counted by task and by distance, in octaves named by their least."""
-    for task, (length, pairs) in enumerate(tasks):
-        distances = sequences.distances[:, task]  # (N, T)
-        is_query = distances > 0
-        octaves = 1 << np.floor(np.log2(distances[is_query])).astype(np.int64)
-        for octave in np.unique(octaves):
-            answers = right[:, task][is_query][octaves == octave]
-            row = {"length": length, "pairs": pairs, "distance": int(octave)}
-            yield row | {"queries": len(answers), "right": int(answers.sum())}
 
 
 def _trainer(
@@ -164,7 +146,7 @@ def _trainer(
         for update in range(recall.updates):
             part = slice(update * recall.sequences, (update + 1) * recall.sequences)
             # (sequences, tasks, T) to (sequences x tasks, T)
-            batch = (to_device(a[part], device).flatten(0, 1).long() for a in data[:2])
+            batch = (to_device(a[part], device).flatten(0, 1).long() for a in data)
             step([tuple(batch)], queries, rate * wsd(update, update + 1, *schedule))
         check_all_learn(model, step.optimizer, f"recall {recall.mixer}, width {config.d_model}")
         return model
@@ -175,7 +157,7 @@ def _trainer(
 def rows_of(recall: Recall, device: torch.device, progress: Progress) -> Iterator[dict]:
     """A row a training, task and octave of distance, without campaign and origin."""
     validation, test = (draw(recall, recall.tested, key) for key in (_VALIDATION, _TEST))
-    queries = (validation.distances > 0).sum(axis=(0, 2))  # (tasks,)
+    queries = (validation.targets != IGNORED).sum(axis=(0, 2))  # (tasks,)
     options = (recall.sequences, device, recall.precision)
     # The same at every rate and width.
     data_of = cache(lambda seed: draw(recall, recall.updates * recall.sequences, _TRAINING, seed))
@@ -200,7 +182,12 @@ def rows_of(recall: Recall, device: torch.device, progress: Progress) -> Iterato
             "validation_nll": nll,
             "seconds": time.perf_counter() - began,
         }
-        return [columns | counted for counted in _octaves(test, tested, recall.tasks)]
+        rights = tested.sum(axis=(0, 2)).tolist()
+        return [
+            columns
+            | {"length": n, "pairs": pairs, "distance": None, "queries": asked, "right": right}
+            for (n, pairs), asked, right in zip(recall.tasks, queries.tolist(), rights, strict=True)
+        ]
 
     def merit(rate: float) -> tuple[float, float]:
         nll = by_rate[rate][0]["validation_nll"]

@@ -8,7 +8,6 @@ validate; without any, one document in fifty (`validation_modulus`) does, by the
 import hashlib
 import os
 import re
-import shutil
 import sys
 from collections.abc import Iterable, Iterator
 from functools import cache
@@ -270,12 +269,10 @@ def check_texts(data: Data) -> None:
 
 
 def prepare(data: Data, folder: Path) -> None:
-    """Write tokenizer.json, train.bin, validation.bin and data.parquet into `folder`.
+    """Write tokenizer.json, train.bin, validation.bin and, last, data.parquet into `folder`.
 
-    The .bin files hold little-endian unsigned 16-bit ids, documents joined by end-of-text. Nothing
-    appears in `folder` before all is complete; a killed preparation starts again.
+    The .bin files hold little-endian unsigned 16-bit ids, documents joined by end-of-text.
     """
-    work = folder.with_name(f".{folder.name}")
     with records.held(folder.with_name(f".{folder.name}.lock"), data.name):
         texts_hash = None if data.path is None else fingerprint(data.path)
         if data.fingerprint not in (None, texts_hash):
@@ -283,15 +280,14 @@ def prepare(data: Data, folder: Path) -> None:
                 f"corpus {data.path} has fingerprint {texts_hash}, the configuration says "
                 f"{data.fingerprint}; restore those texts or choose another corpus"
             )
-        shutil.rmtree(work, ignore_errors=True)
-        work.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
         print(f"{data.name}: training a tokenizer of {data.vocabulary} entries", file=sys.stderr)
         tokenizer = train_tokenizer(_tokenizer_texts(data), data.vocabulary, data.name)
-        tokenizer.save(str(work / "tokenizer.json"), pretty=False)
+        tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
         rows = []
         for split in SPLITS:
             limit = data.train_tokens if split == "train" else data.validation_tokens
-            path, label = work / f"{split}.bin", f"{data.name} {split}"
+            path, label = folder / f"{split}.bin", f"{data.name} {split}"
             with path.open("wb") as file:
                 counts = encode(tokenizer, document_streams(data, split), limit, file, label)
                 os.fsync(file.fileno())
@@ -299,9 +295,5 @@ def prepare(data: Data, folder: Path) -> None:
             entropy = unigram_entropy(np.memmap(path, TOKEN_TYPE, mode="r"))
             hashes = {"sha256": sha256_of(path), "fingerprint": texts_hash}
             rows.append({"split": split, **counts, "unigram_entropy": entropy, **hashes})
-        folder.mkdir(exist_ok=True)
-        for path in work.iterdir():
-            path.replace(folder / path.name)
         shared = records.key(data, "data") | records.origin(data.hash, "cpu")
         records.write(folder / "data.parquet", "data", rows, shared)
-        shutil.rmtree(work)

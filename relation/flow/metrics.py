@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from relation.errors import NotFiniteError
+from relation.errors import DivergedError
 from relation.nn import Decoder
 
 if TYPE_CHECKING:
@@ -52,19 +52,10 @@ def history_profiles(flow: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def singular_values(flow: Tensor) -> Tensor:
-    """Singular values, (..., T) FP32, descending.
-
-    On a CPU the FP32 SVD; on a GPU, where that takes the matrices one after the other,
-    `gram_singular_values`.
-    """
-    return gram_singular_values(flow) if flow.is_cuda else torch.linalg.svdvals(flow.float())
-
-
-def gram_singular_values(flow: Tensor) -> Tensor:
     """Singular values as roots of the eigenvalues of M M^T in FP64, (..., T) FP32, descending.
 
     A root loses half of the digits of the smallest eigenvalues; half of FP64's keep every value
-    within one FP32 rounding, 2^-23, of the largest.
+    within one FP32 rounding, 2^-23, of the largest. A GPU's SVD takes matrices one by one.
     """
     wide = flow.double()
     return torch.linalg.eigvalsh(wide @ wide.mT).clamp(min=0).sqrt().flip(-1).float()
@@ -169,7 +160,7 @@ def read_layers(
     places = None if documents is None else documents.positions[:, :flow_length]
     for index, flow in enumerate(model.flows(tokens, documents)):
         if not flow.isfinite().all():
-            raise NotFiniteError(f"the flow of layer {index} is not finite: the model diverged")
+            raise DivergedError(f"the flow of layer {index} is not finite: the model diverged")
         corner = flow[..., :flow_length, :flow_length]
         spectrum = read_spectrum(flow[..., :rank_length, :rank_length])
         yield Layer(index, corner, (read_flow(corner, places), spectrum))

@@ -33,7 +33,7 @@ from relation.data.windows import (
     order_hash,
     plan_updates,
 )
-from relation.errors import InputError, NotFiniteError, RunError
+from relation.errors import DivergedError, InputError
 from relation.jobs import FLOW_OPTIONS, PROBE_OPTIONS, Run
 from relation.machine import Progress, describe, deterministic_algorithms, to_device
 from relation.nn import Decoder, Execution
@@ -55,9 +55,8 @@ def train(run: Run, data: Path, out: Path, resume: Path, runs_per_gpu: int = 1) 
     deterministic, the result is the same to the last bit however often the run was stopped, if the
     number of processes stays the same.
     """
-    world = World(run.name, run.accumulation)
+    world = World()
     with (
-        world.one_message(),
         deterministic_algorithms(run.deterministic),
         records.held(resume / f"{run.hash}.lock", run.name) if world.leads else nullcontext(),
         world.device(run.device, runs_per_gpu) as device,
@@ -70,6 +69,11 @@ def _train(
 ) -> None:
     if world.size > 1 and run.divergence == "record":  # the others would wait for the one that ends
         raise InputError(f"{run.name}: divergence: record takes one process, and {world.size} run")
+    if world.size > run.accumulation:
+        raise InputError(
+            f"{run.name}: an update has {run.accumulation} micro-batches, which {world.size} "
+            f"processes cannot share; give torchrun at most {run.accumulation}"
+        )
 
     # Data: the windows of every update, fixed by the seed alone.
     splits = data_rows(data)
@@ -122,11 +126,11 @@ def _train(
             yield tuple(to_device(array, device) for array in arrays)
 
     def log(readings: Iterator[tuple[list[float], float]]) -> None:
-        """Add finished updates to the state. Raises _DivergedError for one that is not finite."""
+        """Add finished updates to the state. Raises DivergedError for one that is not finite."""
         for (loss, norm), seconds in readings:
             update = updates[state.update]
             if not (math.isfinite(loss) and math.isfinite(norm)):
-                raise _DivergedError(
+                raise DivergedError(
                     f"{run.name}: loss {loss} and gradient norm {norm} at update "
                     f"{update.index + 1}, after {update.index * run.tokens_per_update:,} "
                     f"tokens (windows {update.first} to {update.first + update.windows - 1} of "
@@ -146,11 +150,7 @@ def _train(
         if world.leads and (validates or reads_flow):
             log(readback.drain())
             reading = _probes(run, model, validation, mask, device, validates, reads_flow)
-            try:
-                rows = list(reading)
-            except NotFiniteError as error:  # before the loss
-                raise _DivergedError(f"{run.name}: {error}; {_REMEDY}") from None
-            state.probes += [{"update": state.update, "tokens": tokens} | row for row in rows]
+            state.probes += [{"update": state.update, "tokens": tokens} | row for row in reading]
             readback.restart()
 
     def save() -> None:
@@ -171,7 +171,7 @@ def _train(
     bar = Progress(run.name, planned, "tokens", consumed) if world.leads else nullcontext()
     with ThreadPoolExecutor(1) as writer, bar as progress:
         writing: Future = writer.submit(lambda: None)
-        saved_at, saved_tokens = time.monotonic(), consumed
+        saved_at = time.monotonic()
         try:
             if state.update == 0:
                 probe(0, validates=True, reads_flow=True)
@@ -189,17 +189,15 @@ def _train(
                 # Whether one of so many equal parts of the budget ends in this update.
                 parts = (run.validations, run.probes)
                 probe(after, *(after * n // planned > before * n // planned for n in parts))
-                long_ago = time.monotonic() - saved_at > run.checkpoint_seconds
-                enough = run.checkpoint_tokens and after - saved_tokens >= run.checkpoint_tokens
-                if world.leads and (long_ago or enough):
+                if world.leads and time.monotonic() - saved_at > run.checkpoint_seconds:
                     save()
-                    saved_at, saved_tokens = time.monotonic(), after
+                    saved_at = time.monotonic()
             log(readback.drain())
             if broken := _not_finite(model):
-                raise _DivergedError(
+                raise DivergedError(
                     f"{run.name}: {broken} is not finite after the last update; {_REMEDY}"
                 )
-        except _DivergedError:
+        except DivergedError:
             if run.divergence == "fail":
                 raise
             diverged = True
@@ -250,8 +248,8 @@ def _probes(
         from relation.flow.metrics import read_layers
 
         lengths = (run.flow_length, run.rank_length)
-        sequences = first_windows(validation, run.flow_window, run.probe_sequences)
-        sequences = to_device(sequences[:, : max(lengths)].copy(), device)  # (sequences, T)
+        sequences = first_windows(validation, run.flow_window, 1)
+        sequences = to_device(sequences[:, : max(lengths)].copy(), device)  # (1, T)
         for layer in read_layers(model, sequences, *lengths, mask):
             for reading in layer.readings:
                 for name, values in reading.values.items():
@@ -309,10 +307,6 @@ def _write(
     records.write(out / "losses.parquet", "losses", losses, shared)
     records.write(out / "probes.parquet", "probes", state.probes, shared)
     records.write(out / "run.parquet", "runs", [row], shared)
-
-
-class _DivergedError(RunError):
-    """A loss, gradient norm or parameter that is not finite."""
 
 
 def _not_finite(model: torch.nn.Module) -> str | None:

@@ -61,7 +61,7 @@ def test_a_hash_holds_what_determines_the_result_and_nothing_else() -> None:
     run = load().run("10M-mini/base/full/42")
     elsewhere = replace(
         run, campaign="x", scale="y", variation="z", device="cuda", compile=True, further=True,
-        backends={"full": "flash"}, checkpoint_seconds=1.0, checkpoint_tokens=None, probes=3,
+        backends={"full": "flash"}, checkpoint_seconds=1.0, probes=3,
         deterministic=True, divergence="record", data=replace(run.data, path="/x", title="y"),
     )  # fmt: skip
     assert elsewhere.hash == run.hash

@@ -279,8 +279,9 @@ def test_the_record_describes_the_files(tmp_path: Path, texts: Path) -> None:
         expected |= {"sha256": sha256_of(tmp_path / "out" / f"{split}.bin")}
         row = data_rows(tmp_path / "out")[split]
         assert {name: row[name] for name in expected} == expected
-    (tmp_path / ".out").mkdir()
-    (tmp_path / ".out" / "train.bin").write_bytes(b"of a killed preparation")
+    # As a killed preparation leaves it.
+    (tmp_path / "out" / "data.parquet").unlink()
+    (tmp_path / "out" / "train.bin").write_bytes(b"half")
     assert prepared(data, tmp_path) == first
 
 
@@ -349,6 +350,6 @@ def test_a_corpus_that_will_not_do_is_one_clear_line(tmp_path, texts, changes, m
     as_txt(texts / "a.txt", DOCUMENTS)
     data = data_of(texts, **changes)
     assert message in refusal(lambda: corpus.prepare(data, tmp_path / "out"))
-    assert not (tmp_path / "out").exists()
+    assert not (tmp_path / "out" / "data.parquet").exists()
     if changes.keys() & {"largest_context", "diagnosed_tokens", "validation_modulus"}:
         refusal(lambda: corpus.check_texts(data))

@@ -10,6 +10,7 @@ from training import CPU, small_model, small_run, write_corpus
 
 from relation import records
 from relation.data.windows import document_mask, open_tokens
+from relation.errors import RunError
 from relation.flow import metrics
 from relation.flow.diagnose import diagnose
 from relation.nn import Decoder
@@ -94,7 +95,7 @@ def test_what_cannot_be_diagnosed_is_one_line(tmp_path, data) -> None:
     save_model(model, tmp_path / "model.safetensors", {})
     run = small_run(**LENGTHS)
     given = (run, data, tmp_path / "model.safetensors", tmp_path / "out")
-    assert "layer 1 is not finite" in refusal(lambda: diagnose(*given))
+    assert "layer 1 is not finite" in refusal(lambda: diagnose(*given), RunError)
 
 
 @torch.no_grad()

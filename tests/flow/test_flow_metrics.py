@@ -102,14 +102,6 @@ def test_spectrum_metrics_come_from_fp32_singular_values(flow, dtype) -> None:
         assert actual[name].item() == pytest.approx(value, rel=1e-12), name
 
 
-@pytest.mark.parametrize("flow", FLOWS.values(), ids=FLOWS.keys())
-def test_the_gpus_singular_values_are_within_fp32_rounding_of_the_largest(flow) -> None:
-    """What a GPU takes in place of the SVD, here on the CPU."""
-    sigma = metrics.gram_singular_values(torch.from_numpy(flow).float()[None])
-    exact = np.linalg.svd(flow.astype(np.float32).astype(np.float64), compute_uv=False)
-    assert np.abs(sigma[0].numpy() - exact).max() <= 2**-23 * exact[0]
-
-
 @pytest.mark.gpu
 def test_a_gpu_measures_what_a_cpu_does() -> None:
     flow = torch.from_numpy(random_flow(2, 3, 96, 96)).float()

@@ -40,10 +40,10 @@ rule bench:
         f"{FOLDER}/bench/{{benchmark}}/{{scale}}.parquet",
     log:
         f"{FOLDER}/logs/bench/{{benchmark}}/{{scale}}.log",
-    # All cores or all GPUs, so that nothing runs beside it. It computes on one thread all the same.
-    threads: 1 if ON_GPU else workflow.cores
+    # All cores, so that nothing runs beside it. It computes on one thread all the same.
+    threads: 1 if ON_CLUSTER else workflow.cores
     resources:
-        gpu=gpus(here=workflow.global_resources["gpu"].value),
+        gpu=int(ON_GPU),
     params:
         spec=lambda w: CAMPAIGN.bench(w.benchmark, w.scale).hash,
     shell:
@@ -58,7 +58,7 @@ rule check:
     log:
         f"{FOLDER}/logs/check.log",
     resources:
-        gpu=gpus(here=CAMPAIGN.runs_per_gpu),
+        gpu=int(ON_GPU),
     params:
         spec=CAMPAIGN.check and CAMPAIGN.check.hash,
     shell:
