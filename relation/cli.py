@@ -102,6 +102,9 @@ def _train(campaign: Campaign, options: Namespace) -> Path | None:
     _check_hash(options, run.hash, f"run {run.name}")
     data = _data(campaign, run)
     if options.processes > 1 and "TORCHELASTIC_RUN_ID" not in os.environ:
+        from relation.train.distributed import check_processes
+
+        check_processes(run, options.processes)
         return _under_torchrun(options.processes)
     from relation.train.run import train
 

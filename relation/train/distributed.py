@@ -15,9 +15,23 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from relation.errors import InputError
+from relation.jobs import Run
 from relation.machine import claim
 
 _TIMEOUT = timedelta(minutes=30)  # longer than the first process takes to save and evaluate
+
+
+def check_processes(run: Run, count: int) -> None:
+    """Raise InputError, before any of them starts, where `count` processes cannot train a run."""
+    if run.divergence == "record":  # the others would wait for the one that ends
+        raise InputError(f"{run.name}: divergence: record takes one process, not {count}")
+    if count > run.accumulation:
+        raise InputError(
+            f"{run.name}: an update has {run.accumulation} micro-batches, which {count} processes "
+            f"cannot share; give at most {run.accumulation}"
+        )
+    if run.device == "cuda" and count > (gpus := torch.cuda.device_count()):
+        raise InputError(f"{run.name}: {count} processes need {count} GPUs; PyTorch sees {gpus}")
 
 
 class World:
@@ -37,10 +51,8 @@ class World:
         """Yield this process's own device of `kind` ("cpu" or "cuda"), and join the others.
 
         runs_per_gpu: how many runs share a GPU with the one process of a run; of several processes
-        each has a whole one. Raises InputError where there are too few.
+        each has a whole one.
         """
-        if kind == "cuda" and self.size > (count := torch.cuda.device_count()):
-            raise InputError(f"{self.size} processes need {self.size} GPUs, PyTorch sees {count}")
         if self.size == 1:
             with claim(kind, runs_per_gpu) as device:
                 yield device

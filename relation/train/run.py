@@ -33,7 +33,7 @@ from relation.data.windows import (
     order_hash,
     plan_updates,
 )
-from relation.errors import DivergedError, InputError
+from relation.errors import DivergedError
 from relation.jobs import FLOW_OPTIONS, PROBE_OPTIONS, Run
 from relation.machine import Progress, describe, deterministic_algorithms, to_device
 from relation.nn import Decoder, Execution
@@ -67,14 +67,6 @@ def train(run: Run, data: Path, out: Path, resume: Path, runs_per_gpu: int = 1) 
 def _train(
     run: Run, data: Path, out: Path, state_file: Path, world: World, device: torch.device
 ) -> None:
-    if world.size > 1 and run.divergence == "record":  # the others would wait for the one that ends
-        raise InputError(f"{run.name}: divergence: record takes one process, and {world.size} run")
-    if world.size > run.accumulation:
-        raise InputError(
-            f"{run.name}: an update has {run.accumulation} micro-batches, which {world.size} "
-            f"processes cannot share; give torchrun at most {run.accumulation}"
-        )
-
     # Data: the windows of every update, fixed by the seed alone.
     splits = data_rows(data)
     hashes = {split: row["sha256"] for split, row in splits.items()}

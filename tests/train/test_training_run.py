@@ -7,7 +7,6 @@ import os
 import signal
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -25,6 +24,7 @@ from relation.flow.metrics import read_layers
 from relation.train import checkpoint
 from relation.train import run as engine
 from relation.train.checkpoint import load_model
+from relation.train.distributed import check_processes
 from relation.train.run import train
 from relation.train.step import nll_of, wsd
 
@@ -317,9 +317,8 @@ def test_two_processes_train_the_run_of_one_and_go_on_where_they_were_killed(
     [
         ({"divergence": "record"}, "divergence: record takes one process"),
         ({"accumulation": 1}, "1 micro-batches, which 2 processes cannot share"),
+        ({"device": "cuda", "accumulation": 2}, "2 processes need 2 GPUs; PyTorch sees"),
     ],
 )
-def test_what_two_processes_cannot_do_is_refused(data, tmp_path, changes, message) -> None:
-    world = SimpleNamespace(size=2, leads=True)
-    given = (small_run(**changes), data, tmp_path / "out", tmp_path / "state", world, CPU)
-    assert message in refusal(lambda: engine._train(*given))
+def test_what_two_processes_cannot_do_is_refused(changes, message) -> None:
+    assert message in refusal(lambda: check_processes(small_run(**changes), 2))
