@@ -128,15 +128,6 @@ def test_every_shipped_run_has_a_row(built: Path) -> None:
         assert set(records.read(path, "runs")["hash"]) <= rows, path
 
 
-def test_the_commands_of_what_runs_again_are_whole(miniature: Path) -> None:
-    commands = set(Page(miniature / "index.html").commands)
-    assert commands
-    for command in commands:
-        words, choice = choice_of(command)
-        assert words == ["snakemake", "--cores", "all"]
-        assert plan.load({k: v for k, v in choice.items() if k != "published"}).runs
-
-
 def test_a_command_makes_exactly_what_is_missing_and_named_beside_it() -> None:
     books = plan.load({"campaign": "books"})
     stored = [data.load(column) for column in books.columns]
@@ -254,23 +245,6 @@ def browsed(address: str) -> str:
 def test_a_link_to_a_claim_opens_it(built: Path) -> None:
     html = browsed(f"file://{built}/claims.html#claim-16")
     assert re.findall(r'<details class="claim" id="claim-(\d+)" open', html) == ["16"]
-
-
-@in_a_browser
-def test_no_page_scrolls_sideways_on_a_telephone(built: Path, tmp_path: Path) -> None:
-    names = sorted(path.name for path in built.glob("*.html"))
-    frames = (f'<iframe src="file://{built}/{name}" width="400"></iframe>' for name in names)
-    script = """onload = () => {
-      const all = Array.from(document.querySelectorAll("iframe"), frame => {
-        const page = frame.contentDocument;
-        page.querySelectorAll("details").forEach(each => each.open = true);
-        return page.documentElement.scrollWidth - page.documentElement.clientWidth;
-      });
-      document.title = all.join();
-    };"""
-    (tmp_path / "all.html").write_text(f"{''.join(frames)}<script>{script}</script>")
-    beyond = re.search("<title>(.*)</title>", browsed(f"file://{tmp_path}/all.html"))[1].split(",")
-    assert dict(zip(names, beyond, strict=True)) == dict.fromkeys(names, "0")
 
 
 def test_the_first_page_compares_pairs_that_chose_nothing_and_any_scale(built: Path) -> None:
