@@ -212,7 +212,10 @@ def pairs_of(differences: list[float], scale: str = "10M") -> list[dict]:
 def test_agreement_is_marked_where_no_effect_would_fail_it(differences, agrees) -> None:
     cells = cells_of("main-results", records(runs=pairs_of(differences)))
     assert cells.loc[("10M", "delta", "value"), "agrees"] is agrees
-    assert cells.loc[("10M", "mha_nll", "mean"), "agrees"] is None  # on other texts: not judged
+    # Losses are of other texts than the paper's, and not judged.
+    assert cells.loc[("10M", "mha_nll", "mean"), "agrees"] is None
+    losses = cells_of("structural-ablations", records(runs=paper_runs())).loc["nll"]
+    assert losses["value"].notna().all() and losses["agrees"].isna().all()
 
 
 def test_no_seed_of_ours_is_set_against_the_papers_seed_of_its_number() -> None:
