@@ -48,18 +48,17 @@ def _nothing(*_) -> list:
 
 
 class Page(HTMLParser):
-    """Links, ids, and commands to copy of one page."""
+    """Links, ids and images of one page."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
-        self.links, self.ids, self.commands, self.labels = [], [], [], []
+        self.links, self.ids, self.labels = [], [], []
         self.feed(path.read_text(encoding="utf-8"))
 
     def handle_starttag(self, tag: str, attrs: list) -> None:
         attributes = dict(attrs)
         self.links += [attributes[name] for name in ("href", "src") if attributes.get(name)]
         self.ids += [attributes["id"]] if "id" in attributes else []
-        self.commands += [attributes["data-copy"]] if "data-copy" in attributes else []
         if tag == "img":
             self.labels.append(attributes.get("alt"))
 
