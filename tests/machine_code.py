@@ -42,17 +42,16 @@ SHARED_MEMORY = {
 
 
 class Resources(NamedTuple):
-    """Of one program: registers and bytes of stack (spills) of a thread, bytes of shared memory."""
+    """Of one program: bytes of stack (spills) of a thread, and of shared memory."""
 
-    registers: int
     stack: int
     shared: int
 
 
 def resources_of(compiled) -> Resources:
     listed = _read_cubin(compiled, "--dump-resource-usage")
-    registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", listed).groups()
-    return Resources(int(registers), int(stack), compiled.metadata.shared)
+    stack = int(re.search(r"STACK:(\d+)", listed)[1])
+    return Resources(stack, compiled.metadata.shared)
 
 
 def has_products(compiled) -> bool:

@@ -232,7 +232,6 @@ def test_packed_documents_have_the_logits_of_documents_alone(variant):
     ("cached", "given", "message"),
     [
         (False, {"attention_mask": GAP}, "2 pieces of text"),
-        (False, {"attention_mask": GAP, "use_cache": True}, "2 pieces of text"),
         (True, {"attention_mask": GAP}, "pad a cache's first block alone"),
         (True, {"position_ids": torch.arange(3)[None]}, "second document in a row of the cache"),
         (False, {"position_ids": torch.arange(2)[None]}, "shape (1, 2) and input_ids (1, 3)"),
@@ -241,7 +240,6 @@ def test_packed_documents_have_the_logits_of_documents_alone(variant):
         (False, {"past_key_values": transformers.DynamicCache()}, "is a DynamicCache; give"),
         (False, {"output_attentions": True}, "has no output_attentions; leave it out and"),
         (False, {"atention_mask": GAP}, "takes no atention_mask; it takes input_ids, attention_"),
-        (False, {"cu_seq_lens_q": GAP}, "takes no cu_seq_lens_q; it takes"),
     ],
 )
 def test_what_a_model_cannot_take_is_refused(cached, given, message):

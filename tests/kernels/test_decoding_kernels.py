@@ -10,7 +10,6 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import refusal
 from exactness import SLACK, assert_close, poisoned_memory
 from interpreter import INTERPRETED, run_interpreted
 from torch import Tensor
@@ -326,23 +325,6 @@ def test_every_kernel_compiles_without_spilling(dtype, architecture):
             assert used.stack == 0 and blocks * used.shared <= SHARED_MEMORY[architecture]
 
 
-def test_what_does_not_fit_is_refused_in_one_line():
-    history, linear = History(16, torch.float32), Linear(16, torch.float32)
-    history.lengths = history.lengths.long()
-    shared = History(16, torch.float32, shared=2)
-    shared.projected = shared.projected[:, :5].contiguous()
-    linear.state = linear.state.double()
-    rows, ids = torch.zeros(1, 2, dtype=torch.float64), torch.zeros(2, dtype=torch.int64)
-    for call, said in (
-        (lambda: history.token(True, True), "lengths"),
-        (lambda: shared.token(True, True), "projected has 5 heads and the history 2"),
-        (linear.token, "state"),
-        (lambda: decoding.project(torch.zeros(2, 8), torch.zeros(4, 9), 1e-6), "x is"),
-        (lambda: decoding.project(torch.zeros(2, 8), torch.zeros(8)), "weight has shape"),
-        (lambda: decoding.embed(torch.zeros(2), torch.zeros(3, 4)), "ids is"),
-        (lambda: decoding.draw(torch.zeros(2, 3), None, rows, ids, stop=1), "counts"),
-        (lambda: decoding.draw(torch.zeros(3, 3), None, rows, ids), "uniforms is"),
-    ):
-        assert said in refusal(call)
+def test_a_width_or_dtype_without_kernels_is_named():
     assert "head width is 8" in decoding.why_not(torch.device("cpu"), torch.float32, 8)
     assert "float64" in decoding.why_not(torch.device("cpu"), torch.float64, 64)

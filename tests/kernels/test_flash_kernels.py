@@ -110,22 +110,17 @@ class TestInterpreted:
         p1, *others = draw(3, (1, 2, 33, 16), lam=lam)
         assert_exact((20 * p1, *others), tau=0.7)
 
-    def test_blocks_of_several_tiles(self, launch_with):
+    @pytest.mark.parametrize(
+        ("width", "descriptors", "padded"),
+        [(60, False, False), (20, True, False), (48, True, True)],
+    )
+    def test_blocks_of_several_tiles(self, launch_with, width, descriptors, padded):
         """As the shipped launches have: 32 rows owned, history scanned by 16, and the reverse."""
         from relation.kernels.flash_relation.launches import Launch
 
-        rows, history = Launch(32, 16, 1, 1), Launch(16, 32, 1, 1)
-        launch_with(forward=rows, repair=rows, p1=rows, p2_info=history)
-        for length in (1, 33, 64):
-            assert_exact(draw(7, (1, 1, length, 60)))
-
-    @pytest.mark.parametrize(("width", "padded"), [(20, False), (48, True)])
-    def test_tiles_through_descriptors(self, launch_with, width, padded):
-        from relation.kernels.flash_relation.launches import Launch
-
         rows, history = Launch(32, 16, 1, 1, None, padded), Launch(16, 32, 1, 1, None, padded)
-        launch_with(forward=rows, p1=rows, p2_info=history, descriptors=True)
-        for length in (1, 33):
+        launch_with(forward=rows, repair=rows, p1=rows, p2_info=history, descriptors=descriptors)
+        for length in (1, 33, 64):
             assert_exact(draw(7, (2, 1, length, width)))
 
     def test_what_descriptors_cannot_hold(self, launch_with):

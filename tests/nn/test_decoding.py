@@ -34,10 +34,9 @@ PAIRS = {
         for o in ({}, {"transport_self": False}, {"silu": False})
     },
 }
-each_operator = pytest.mark.parametrize("operator", PAIRS)
 
 
-@each_operator
+@pytest.mark.parametrize("operator", PAIRS)
 @pytest.mark.parametrize("n", [1, 2, 63, 130])
 def test_a_step_is_the_last_rows_of_the_whole(operator, n):
     """Value and gradients."""

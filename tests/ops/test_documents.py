@@ -4,17 +4,13 @@ import pytest
 import torch
 from conftest import refusal
 from equations import assert_close, differentiate, draw_linear
-from test_backends import inputs_of, operator_of
+from test_backends import PLAIN, inputs_of, operator_of
 from torch import Tensor
 
 from relation.kernels.documents import Documents
 
 # Rows of 41 tokens with documents of every kind: of one token, across tiles, a whole row.
 SIZES = ([1, 1, 17, 3, 19], [41], [20, 21])
-PLAIN = [
-    *((kind, "reference") for kind in ("mha", "full")), ("mha", "flash"), ("full", "tiled"),
-    ("calibrated", "tiled"), ("linear", "recurrent"), ("linear", "chunked"),
-]  # fmt: skip
 
 each_backend = pytest.mark.parametrize(("kind", "name"), PLAIN)
 

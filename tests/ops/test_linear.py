@@ -28,16 +28,6 @@ def with_state(operator):
     return lambda *x: operator(*x[:4], TAU, x[4])
 
 
-@pytest.mark.parametrize(("T", "H", "D"), [(1, 2, 48), (2, 1, 60), (63, 2, 64), (1000, 1, 80)])
-def test_both_forms_have_one_value_and_one_gradient(T, H, D):
-    """Y, C_T and the gradients of every input, C_0 among them."""
-    inputs, (C0, dC) = draw_linear(1, H, T, D), draw(1, H, D, D, count=2)
-    dy = draw(1, H, T, D, count=5)[4]
-    first, second = (differentiate(with_state(form), (*inputs, C0), dy, dC) for form in LINEAR)
-    for actual, expected in zip(first, second, strict=True):
-        assert_close(actual, expected, T + D)
-
-
 @pytest.mark.parametrize("T", [1, 7])
 def test_gradients_of_the_recurrence_are_derivatives(T):
     p1, p2, info, g = draw(1, 2, T, 2, count=4)

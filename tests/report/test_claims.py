@@ -305,11 +305,6 @@ def test_a_loss_that_one_seed_never_reaches_is_not_established() -> None:
         assert (claim.verdict, claim.not_established) == ("not reproduced", open_)
 
 
-def test_a_missing_pair_is_named_beside_the_wins() -> None:
-    claim = judged(gone("app-nll", "100M/4[23]", "delta"))[2]
-    assert "100M/42, 100M/43: so it was" in claim.reason
-
-
 def test_differences_are_of_pairs_and_ratios_of_means() -> None:
     over = Term(2.0, 0.05, "1", 3.0, {42: 1.0, 43: 5.0}, n=2, status="ok", reason="")
     under = Term(1.0, 0.05, "1", 2.0, {43: 2.0, 44: 2.0}, n=2, status="ok", reason="")

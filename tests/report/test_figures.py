@@ -32,16 +32,8 @@ def test_figures_without_rows_are_left_out(records, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_one_legend_names_all_variants_of_a_figure(records, tmp_path):
-    figures.draw(records, tmp_path)
-    text = (tmp_path / "length.svg").read_text()
-    for name in ("Relation", "MHA", "Hybrid Relation", "No count calibration"):
-        assert text.count(f">{name}</text>") == 1
-
-
 def test_a_pair_with_one_log_is_left_out_of_the_losses(records, tmp_path):
     lost = records.losses.eval("scale == '30M' and variant == 'full' and seed == 43")
     figures.draw(dataclasses.replace(records, losses=records.losses[~lost]), tmp_path)
     text = (tmp_path / "loss-curves.svg").read_text()
     assert text.count("seed 43: ") == 1 and text.count("seed 42: ") == 2
-    assert text.count(">training tokens<") == 2  # below the last panel of each scale

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pandas as pd
 import pytest
-from test_tables import PLAN, pairs_of, paper_runs, records, run, side
+from test_tables import PLAN, pairs_of, paper_runs, records
 
 from report import render, table, tables
 from report.data import Setting
@@ -47,9 +47,8 @@ def test_a_gap_has_a_word_and_a_note(cells) -> None:
     assert "<td></td>" not in text.replace(" ", "")
 
 
-def test_a_setting_without_a_value_is_a_line_and_no_column(cells) -> None:
+def test_a_setting_without_a_value_says_so(cells) -> None:
     text = html(MAIN, cells, [A, B])
-    assert 'colspan="2" class="c">Other' not in text
     assert "Other: nothing of this table (" in text
 
 
@@ -75,28 +74,3 @@ def test_tables_tex_reads_the_seventeen_tables_and_typesets(cells, tmp_path) -> 
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:]
     assert (tmp_path / "tables.pdf").stat().st_size > 10_000
-
-
-def test_losses_and_differences_of_ablations_stand_in_panels_of_their_own() -> None:
-    ablations = next(each for each in tables.PAPER if each.label == "structural-ablations")
-    ends = ((variant, 42 + k, 3.0 + k / 100) for variant in ("full", "raw-x") for k in range(3))
-    runs = [run("10M", *each) for each in ends]
-    ours = table.cells([records(PLAN, runs=runs)], [ablations])
-    printed = render.prepare(ablations, ours, [A])
-    shown = {title: [label for label, _ in rows] for title, rows in printed.panels}
-    assert (shown["NLL"], shown["Difference"]) == (["NLL ↓"], ["Δ vs Full"])
-    losses = ours[(ours["row"] == "nll") & ours["paper"].notna() & (ours["status"] == "ok")]
-    assert len(losses) == 4 and losses["agrees"].isna().all()  # on other texts: not judged
-    assert ours[ours["column"] == "delta.raw-x"]["agrees"].notna().all()
-
-
-def test_rows_of_every_panel_stand_in_the_papers_order_and_have_names() -> None:
-    runs = sorted(paper_runs(), key=lambda each: (each["scale"], each["variant"]))
-    by_label = {each.label: each for each in tables.PAPER}
-    ablations, long = by_label["app-ablation"], by_label["app-linear-long"]
-    steps = [side("T=131072", "linear", [1.0], benchmark="linear-long", context=131072)]
-    made = table.cells([records(PLAN, runs=runs, steps=steps)], [ablations, long])
-    first, *_, last = render.prepare(ablations, made[made["table"] == ablations.label], [A]).panels
-    assert last[0] == "Conditions" and [r for r, _ in last[1]] == [r for r, _ in first[1]]
-    (_, rows), *_ = render.prepare(long, made[made["table"] == long.label], [A]).panels
-    assert rows[-1][0] == "T = 131,072"

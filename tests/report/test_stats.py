@@ -5,11 +5,10 @@ import math
 import numpy as np
 import pytest
 import scipy.stats
-from conftest import refusal
 
 from report import stats
 
-A, B = [3.1, 2.9, 3.4, 3.3], [2.7, 2.8, 2.6]
+A = [3.1, 2.9, 3.4, 3.3]
 
 
 def test_mean_has_the_t_interval_of_its_sample() -> None:
@@ -20,14 +19,6 @@ def test_mean_has_the_t_interval_of_its_sample() -> None:
     assert mean.p == pytest.approx(scipy.stats.ttest_1samp(A, 0).pvalue)
     alone = stats.mean([2.0])
     assert (alone.value, alone.n) == (2.0, 1) and math.isnan(alone.low)
-
-
-def test_welch_is_that_of_scipy() -> None:
-    difference = stats.welch(A, B)
-    theirs = scipy.stats.ttest_ind(A, B, equal_var=False)
-    ends = theirs.confidence_interval()
-    assert (difference.low, difference.high) == pytest.approx((ends.low, ends.high))
-    assert difference.p == pytest.approx(theirs.pvalue)
 
 
 @pytest.mark.parametrize("value, equal", [(0.0, True), (0.009, False), (-0.02, False)])
@@ -61,7 +52,6 @@ def test_smoothing_weighs_updates_by_their_tokens_in_the_window() -> None:
     # Updates of 10, 10 and a partial one of 5 tokens; the window of 12 cuts an update.
     smoothed = stats.smoothed([10, 20, 25], [4.0, 2.0, 1.0], 12)
     assert smoothed == pytest.approx([4.0, (2 * 4 + 10 * 2) / 12, (7 * 2 + 5 * 1) / 12])
-    assert "must be positive" in refusal(lambda: stats.smoothed([1], [1.0], 0))
 
 
 def test_crossing_interpolates_and_takes_the_first() -> None:

@@ -94,12 +94,6 @@ def test_a_deleted_record_is_made_again(copy: Path) -> None:
     assert planned_jobs(copy, *TINY)["train"] == 1
 
 
-def test_one_seed_is_asked_for_again(project: Path) -> None:
-    target = f"results/tiny/runs/{RUN}/run.parquet"
-    one = {"train": 1, "diagnose": 1, "length": 1, **AGAIN}
-    assert planned_jobs(project, *TINY, "-R", target, "--", "all") == one
-
-
 def test_what_is_shipped_is_not_made_again_and_is_in_the_report(copy: Path) -> None:
     done = run_module(copy, "relation", "publish", "campaign=tiny")
     assert done.returncode == 0, done.stdout
