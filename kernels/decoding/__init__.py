@@ -8,7 +8,7 @@
 Every sum of a row is formed in an order that neither the batch nor the state's capacity changes,
 so that equal rows get equal bits in any company. Nothing here waits for the GPU: where a row stands
 is read from `lengths`, (B,) int32 on the device, the tokens before the new one; it must be below
-the capacity, which the caller knows. Shapes, dtypes or devices that do not fit raise InputError.
+the capacity, which the caller, `relation.nn.replay`, knows. Arguments are not checked.
 
 On Hopper and later a `chained` launch starts, and loads what it can, while the kernel ahead still
 runs (chain.py). Pass it where kernels of this module alone have been launched since the last launch
@@ -18,11 +18,8 @@ that is not chained, and have written x, `projected`, `down`, `out` or `logits` 
 from importlib import import_module
 
 import torch
-from torch import Tensor
 
-from relation.errors import InputError
 from relation.kernels.available import DTYPES, NARROWEST, WIDEST, why_unavailable
-from relation.kernels.checks import check_device
 
 ADD, GATE = "add", "gate"
 # CUDA refuses more than 65,535 pieces of a history, of 128 tokens each (`PIECE` in mixers.py).
@@ -45,22 +42,3 @@ def why_not(device: torch.device, dtype: torch.dtype, head_dim: int) -> str | No
     if not NARROWEST <= head_dim <= WIDEST:
         return f"the head width is {head_dim}, and the kernels take {NARROWEST} to {WIDEST}"
     return why_unavailable(device)
-
-
-def dimensions(name: str, x: Tensor, rank: int) -> tuple[int, ...]:
-    """The shape; raise InputError unless it has so many dimensions and none is empty."""
-    if x.ndim != rank or 0 in x.shape:
-        raise InputError(f"{name} has shape {tuple(x.shape)}; give {rank} dimensions, none empty")
-    return tuple(x.shape)
-
-
-def expect(*given: tuple[str, Tensor, tuple[int, ...], torch.dtype]) -> None:
-    """Raise InputError unless each is contiguous, of its shape and dtype; all on one device."""
-    for name, x, shape, dtype in given:
-        if (tuple(x.shape), x.dtype) != (shape, dtype) or not x.is_contiguous():
-            how = "" if x.is_contiguous() else " not contiguous"
-            raise InputError(
-                f"{name} is {x.dtype} of shape {tuple(x.shape)}{how}; give {dtype} of {shape}, "
-                "contiguous"
-            )
-    check_device(*(x for _, x, _, _ in given))

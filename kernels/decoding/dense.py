@@ -13,7 +13,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents
 
 from relation.kernels.common import cdiv, next_power_of_2
-from relation.kernels.decoding import ADD, GATE, dimensions, expect
+from relation.kernels.decoding import ADD, GATE
 from relation.kernels.decoding.chain import can_chain, options, wait_for_chain
 
 _BLOCK_B = 16
@@ -107,17 +107,11 @@ def project(
     weight's dtype, (B, N / 2); "" gives it in `out`'s dtype, weight's where there is no `out`.
     Sums are FP32.
     """
-    N, K = dimensions("weight", weight, 2)
-    B, kind = x.shape[0], weight.dtype
+    (N, K), B, kind = weight.shape, x.shape[0], weight.dtype
     if then == GATE:
         N //= 2
     if out is None:
         out = x.new_empty(B, N, dtype=kind)
-    expect(
-        ("x", x, (B, K), kind if eps is None else torch.float32),
-        ("weight", weight, tuple(weight.shape), kind),
-        ("out", out, (B, N), torch.float32 if then == ADD else out.dtype),
-    )
     # Narrow blocks spread a small weight over the chip; a wide one fills it anyway.
     block_n = 32 if N >= 4096 and then != GATE else 16
     size = weight.element_size()
@@ -153,9 +147,7 @@ def embed(ids: Tensor, embedding: Tensor, multiplier: float = 1.0) -> Tensor:
     A negative id, of logits that were not finite, takes the first row. Never chained: chains start
     here.
     """
-    B, (V, d_model) = ids.numel(), dimensions("embedding", embedding, 2)
-    table = "embedding", embedding, (V, d_model), torch.float32
-    expect(("ids", ids, (B,), torch.int64), table)
+    B, d_model = ids.numel(), embedding.shape[1]
     x = embedding.new_empty(B, d_model)
     block = 512
     with torch.cuda.device_of(embedding):

@@ -9,9 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from relation.errors import InputError
 from relation.kernels.common import next_power_of_2
-from relation.kernels.decoding import dimensions, expect
 from relation.kernels.decoding.chain import options, wait_for_chain
 
 # Logits that a program takes at once: if these are all, and else.
@@ -104,21 +102,7 @@ def draw(
     `linear_token`, the former by the latter. stop: an id; a row that draws it ends, and one that
     has ended draws it again. All contiguous.
     """
-    B, V = dimensions("logits", logits, 2)
-    rounds, _ = dimensions("uniforms", uniforms, 2)
-    if counts is None and stop is not None:
-        raise InputError("a row that draws the stop token ends: give counts with stop")
-    kinds = ("drawings", torch.int64), ("lengths", torch.int32), ("active", torch.int32)
-    expect(
-        ("logits", logits, (B, V), torch.float32),
-        ("uniforms", uniforms, (rounds, B), torch.float64),
-        ("ids", ids, (B,), torch.int64),
-        *([] if temperature is None else [("temperature", temperature, (1,), torch.float64)]),
-        *(
-            (name, x, (B,), kind)
-            for (name, kind), x in zip(kinds, counts or (), strict=counts is not None)
-        ),
-    )
+    (B, V), rounds = logits.shape, len(uniforms)
     place, lengths, active = (ids, ids, ids) if counts is None else counts
     block = next_power_of_2(V) if V <= _WHOLE else _PART
     with torch.cuda.device_of(logits):

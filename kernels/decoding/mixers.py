@@ -15,9 +15,8 @@ import triton.language as tl
 from torch import Tensor
 
 from relation.errors import InputError
-from relation.kernels.checks import check_device
 from relation.kernels.common import cdiv, offset_of_head, padded_width
-from relation.kernels.decoding import LONGEST, dimensions, expect
+from relation.kernels.decoding import LONGEST
 from relation.kernels.decoding.chain import options, wait_for_chain
 
 # Fixed, so that a row is summed alike in every batch and at every capacity.
@@ -186,23 +185,11 @@ def history_token(
     is written. tables: RoPE's cosines and sines, (places, D) FP32. lam: one FP32 number; tau: the
     Self temperature; transport_self: as `flash_relation`. Returns (B, H D) of projected's dtype.
     """
-    _, K, capacity, _ = dimensions("history", history[0], 4)
-    B, rows, D = dimensions("projected", projected, 3)
-    H, kind = rows - 2 * K, projected.dtype
-    if H < K or H % K:
-        raise InputError(
-            f"projected has {rows} heads and the history {K}; give n {K} + 2 {K} of projected"
-        )
+    _, K, capacity, _ = history[0].shape
+    B, rows, D = projected.shape
+    H = rows - 2 * K
     if capacity > LONGEST:
         raise InputError(f"the history holds {capacity:,} tokens; the kernel reads {LONGEST:,}")
-    state, table, one = (B, K, capacity, D), (len(tables[0]), D), torch.float32
-    expect(
-        ("projected", projected, (B, rows, D), kind),
-        *(("history", x, state, kind) for x in history),
-        *(("a RoPE table", x, table, one) for x in tables),
-        ("lengths", lengths, (B,), torch.int32),
-        *([] if lam is None else [("lam", lam.reshape(-1), (1,), one)]),
-    )
     pieces = cdiv(capacity, PIECE)
     tops = projected.new_empty(B * H, pieces, 2, dtype=torch.float32)
     sums = projected.new_empty(B * H, pieces, D, dtype=torch.float32)
@@ -296,22 +283,7 @@ def linear_token(
     (H D,) FP32. state: C, (B, H, D, D) FP32, contiguous. active: (B,) int32; where 0, the row's
     state stays. tables, lengths, tau: as `history_token`. Returns (B, H D) of projected's dtype.
     """
-    B, n, H, D = dimensions("projected", projected, 4)
-    if n < 3:
-        raise InputError(f"projected has shape {tuple(projected.shape)}; give (B, 3 or more, H, D)")
-    if tuple(down.shape) != (B, H, D) or down.stride()[1:] != (D, 1):
-        raise InputError(f"down has shape {tuple(down.shape)}; give {(B, H, D)}, rows contiguous")
-    up, a_log, dt_bias = retention
-    table, f32 = (len(tables[0]), D), torch.float32
-    expect(
-        ("projected", projected, (B, n, H, D), projected.dtype),
-        ("retention's matrices", up, (H, D, D), projected.dtype),
-        *((name, x, (H * D,), f32) for name, x in (("A_log", a_log), ("dt_bias", dt_bias))),
-        *(("a RoPE table", x, table, f32) for x in tables),
-        ("state", state, (B, H, D, D), f32),
-        *((name, x, (B,), torch.int32) for name, x in (("lengths", lengths), ("active", active))),
-    )
-    check_device(projected, down)
+    B, _, H, D = projected.shape
     y = projected.new_empty(B, H * D)
     with torch.cuda.device_of(projected):
         linear_kernel[(B * H, cdiv(D, _BLOCK_V))](

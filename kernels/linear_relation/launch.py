@@ -89,14 +89,10 @@ class Call(NamedTuple):
         return *prepared, *self.empty_states(like)
 
     def share_out(self, launch: Launch) -> tuple[int, int]:
-        """The programs of a pass over any chunks, and how many chunks each takes at most.
-
-        More than a GPU holds where the kernels could not count turns times chunks in 32 bits.
-        """
-        programs, all_chunks = launch.programs, self.heads * self.chunks
-        while (share := next_power_of_2(cdiv(all_chunks, programs))) * self.chunks >= 2**31:
-            programs *= 2
-        return min(all_chunks, programs), share
+        """The programs of a pass over any chunks, and how many chunks each takes at most."""
+        all_chunks = self.heads * self.chunks
+        share = next_power_of_2(cdiv(all_chunks, launch.programs))
+        return min(all_chunks, launch.programs), share
 
     def options(self, launch: Launch, *tensors: Tensor) -> dict[str, object]:
         """The constants of a pass's kernel, with Triton's options; tensors: its (B, H, T, D)."""
