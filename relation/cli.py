@@ -102,13 +102,14 @@ def _train(campaign: Campaign, options: Namespace) -> Path | None:
     _check_hash(options, run.hash, f"run {run.name}")
     data = _data(campaign, run)
     if options.processes > 1 and "TORCHELASTIC_RUN_ID" not in os.environ:
-        from relation.train.distributed import check_processes
+        from relation.train.distributed import check_processes, claimed_gpus
 
         check_processes(run, options.processes)
-        return _under_torchrun(options.processes)
+        with claimed_gpus(run, options.processes):
+            return _under_torchrun(options.processes)
     from relation.train.run import train
 
-    leads = os.environ.get("RANK", "0") == "0"
+    leads = "TORCHELASTIC_RUN_ID" not in os.environ or os.environ["RANK"] == "0"
     if leads:  # by this line `status` knows whose log it is; the run's lock follows at once
         print(f"{run.name} is trained as {run.hash}", file=sys.stderr)
     _begin(options, run.hash, run.name)
@@ -120,7 +121,8 @@ def _train(campaign: Campaign, options: Namespace) -> Path | None:
 def _under_torchrun(processes: int) -> None:
     """Start this very command as torchrun does. Raises SystemExit where a process failed.
 
-    The first process that failed has said why, so torchrun's own account is left out.
+    A process that failed has said why, so torchrun's own account is left out; one that was killed
+    could not.
     """
     import logging
     import tempfile
@@ -136,7 +138,12 @@ def _under_torchrun(processes: int) -> None:
         launch = ["--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", str(processes)]
         try:
             run(parse_args([*launch, "--log-dir", logs, "-m", "relation", *sys.argv[1:]]))
-        except (ChildFailedError, SignalException):
+        except (ChildFailedError, SignalException) as error:
+            killed = (
+                isinstance(error, ChildFailedError) and error.get_first_failure()[1].exitcode < 0
+            )
+            if killed:
+                print("error: a process was killed; run the same command again", file=sys.stderr)
             raise SystemExit(2) from None
 
 

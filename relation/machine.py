@@ -62,34 +62,50 @@ def _acquired(stack: ExitStack, locks: Iterable[FileLock], shares: int) -> bool:
 
 
 @contextmanager
-def claim(name: str, runs_per_gpu: int = 1, empty: bool = False) -> Iterator[torch.device]:
-    """Yield the device "cpu", or "cuda" with a GPU that is held until the end, once one is free.
+def gpu_lock(count: int = 1, runs_per_gpu: int = 1) -> Iterator[list[int]]:
+    """Hold `count` GPUs of this machine, or of each the share of one run, and yield their indices.
 
-    runs_per_gpu: how many jobs share it. empty: this process takes no memory on it, as others
-    compute there.
+    Waits until they are free. All or none are taken, so two jobs never wait for each other with
+    half of what both need. Raises InputError where the machine has fewer.
     """
-    if torch_device(name).type == "cpu":
-        yield torch.device("cpu")
-        return
+    torch_device("cuda")
+    available = torch.cuda.device_count()
+    if available < count:
+        raise InputError(f"{count} processes need {count} GPUs and PyTorch sees {available} here")
     # By identifier: CUDA_VISIBLE_DEVICES gives one GPU different indices in different jobs.
-    names = [torch.cuda.get_device_properties(i).uuid for i in range(torch.cuda.device_count())]
+    names = [torch.cuda.get_device_properties(i).uuid for i in range(available)]
     locks = [[_lock(f"{name}-{share}") for share in range(_SHARES)] for name in names]
     waits = False
     while True:
+        indices: list[int] = []
         with ExitStack() as stack:
-            with _lock("claim"):  # one job at a time looks for a free one
-                count = _SHARES // runs_per_gpu
-                free = (index for index, each in enumerate(locks) if _acquired(stack, each, count))
-                index = next(free, None)
-            if index is not None:
-                if not empty:
-                    torch.cuda.set_device(index)
-                yield torch.device("cuda", index)
+            with _lock("claim"):  # one job at a time looks for free ones
+                for index, shares in enumerate(locks):
+                    if len(indices) < count and _acquired(stack, shares, _SHARES // runs_per_gpu):
+                        indices.append(index)
+            if len(indices) == count:
+                yield indices
                 return
         if not waits:
-            print("waiting for a free GPU", file=sys.stderr)
+            print(f"waiting for {count} free GPUs", file=sys.stderr)
         waits = True
         time.sleep(0.5)
+
+
+@contextmanager
+def claim(name: str, runs_per_gpu: int = 1, empty: bool = False) -> Iterator[torch.device]:
+    """Yield the device "cpu", or "cuda" with a GPU that is held until the end.
+
+    runs_per_gpu: how many jobs share it, as gpu_lock takes it. empty: this process takes no memory
+    on it, as others compute there.
+    """
+    if name == "cpu":
+        yield torch.device("cpu")
+        return
+    with gpu_lock(runs_per_gpu=runs_per_gpu) as (index,):
+        if not empty:
+            torch.cuda.set_device(index)
+        yield torch.device("cuda", index)
 
 
 @contextmanager

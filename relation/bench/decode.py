@@ -23,6 +23,13 @@ _TOKENS_A_ROUND = 8
 _ROOM = 16  # places beyond the context, for the tokens of a round
 
 
+def state_bytes(config: ModelConfig, context: int, batch: int, dtype: torch.dtype) -> int:
+    """Bytes of the decode state, Table 1's history state of all layers and rows."""
+    history = 2 * context * config.d_model * dtype.itemsize
+    linear = config.d_model * config.head_dim * torch.float32.itemsize
+    return batch * sum(linear if letter == LINEAR else history for letter in config.layout)
+
+
 def random_state(
     config: ModelConfig, context: int, batch: int, dtype: torch.dtype, device: torch.device
 ) -> DecodeState:
@@ -42,11 +49,10 @@ def random_state(
 def decoding(config: ModelConfig, precision: str, device: torch.device, context: int, batch: int):
     """A side: seconds of a token of the batch, by the clock on the wall."""
     model = Decoder(config, seed=0).to(device).eval()
-    state = random_state(config, context, batch, DTYPES[precision], device)
-    call, rewind = _token_calls(model, state, DTYPES[precision], context, batch)
-    answer = {"state_bytes": state.nbytes}
+    call, rewind = _token_calls(model, DTYPES[precision], context, batch)
     for _ in range(3):
         call()
+    answer = {}
     while (yield answer) is not None:
         rewind()
         synchronize(device)
@@ -57,11 +63,10 @@ def decoding(config: ModelConfig, precision: str, device: torch.device, context:
         answer = (time.perf_counter() - began) / _TOKENS_A_ROUND
 
 
-def _token_calls(
-    model: Decoder, state: DecodeState, dtype: torch.dtype, context: int, batch: int
-) -> tuple[Call, Call]:
+def _token_calls(model: Decoder, dtype: torch.dtype, context: int, batch: int) -> tuple[Call, Call]:
     """What reads and draws a token, and what goes back to `context` tokens."""
     config, device = model.config, model.embedding.weight.device
+    state = random_state(config, context, batch, dtype, device)
     if device.type == "cuda":
         logits = torch.zeros(batch, config.vocab_size, device=device)
         replay = Replay(Prepared(model, dtype), state, logits, Sampling(), None)
@@ -101,6 +106,7 @@ def measure(bench: Bench, out: Path) -> None:
             "precision": bench.precision,
             **columns,
             "tokens_per_second": median and batch / median,
+            "state_bytes": state_bytes(config, context, batch, DTYPES[bench.precision]),
         }
 
     record(bench, out, "decode", [sides], cells, row)

@@ -6,6 +6,7 @@ and AdamW over all its micro-batches, as training runs it.
 
 import itertools
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -95,16 +96,25 @@ def updates(bench: Bench, side: Side, tokens: Path, device: torch.device):
     yield facts
 
 
+def groups_of(sides: Sequence[Side]) -> list[list[Side]]:
+    """Sides of a sweep over contexts, in groups that are measured together.
+
+    Those up to an eighth of the longest are one group; they hold at most a quarter of its tokens.
+    Each other one has the device's whole memory.
+    """
+    longest = max(side.context for side in sides)
+    short = [side for side in sides if 8 * side.context <= longest]
+    return [group for group in (short, *([s] for s in sides if s not in short)) if group]
+
+
 def measure(bench: Bench, out: Path, data: Path) -> None:
     """Run one benchmark of a campaign on its prepared corpus; write the record of kind `steps`."""
     tokens = data / "train.bin"
     if not (tokens.is_file() and tokens.stat().st_size):
         raise InputError(f"{tokens} is missing or empty; prepare the corpus first")
     by_name = {side.side: side for side in bench.sides}
-    calls = {side.side: partial(updates, bench, side, tokens) for side in bench.sides}
-    # Contexts are not compared with one another, and the longest takes the device's whole memory.
-    apart = bench.benchmark == "linear-long"
-    groups = [{name: call} for name, call in calls.items()] if apart else [calls]
+    groups = groups_of(bench.sides) if bench.benchmark == "linear-long" else [bench.sides]
+    calls = [{side.side: partial(updates, bench, side, tokens) for side in x} for x in groups]
 
     def row(name: str, seconds: list[float]) -> dict:
         side = by_name[name]
@@ -120,4 +130,4 @@ def measure(bench: Bench, out: Path, data: Path) -> None:
         }
 
     # A round's first update settles what the others left: no rounds to warm up.
-    record(bench, out, "steps", groups, [()], row, warm_rounds=0)
+    record(bench, out, "steps", calls, [()], row, warm_rounds=0)

@@ -155,7 +155,7 @@ def _trainer(
 
 
 def rows_of(recall: Recall, device: torch.device, progress: Progress) -> Iterator[dict]:
-    """A row a training, task and octave of distance, without campaign and origin."""
+    """A row a training and task, without campaign and origin."""
     validation, test = (draw(recall, recall.tested, key) for key in (_VALIDATION, _TEST))
     queries = (validation.targets != IGNORED).sum(axis=(0, 2))  # (tasks,)
     options = (recall.sequences, device, recall.precision)

@@ -281,6 +281,9 @@ def prepare(data: Data, folder: Path) -> None:
                 f"{data.fingerprint}; restore those texts or choose another corpus"
             )
         folder.mkdir(parents=True, exist_ok=True)
+        # The record first: whoever is killed leaves none beside halves.
+        for name in ("data.parquet", "tokenizer.json", *(f"{split}.bin" for split in SPLITS)):
+            (folder / name).unlink(missing_ok=True)
         print(f"{data.name}: training a tokenizer of {data.vocabulary} entries", file=sys.stderr)
         tokenizer = train_tokenizer(_tokenizer_texts(data), data.vocabulary, data.name)
         tokenizer.save(str(folder / "tokenizer.json"), pretty=False)

@@ -107,7 +107,7 @@ def resume_key(hash: str, *execution: object) -> str:
     code = hashlib.sha256(torch.__version__.encode())
     folders = (records.PROJECT / "relation", records.PROJECT / "kernels")
     for path in sorted(path for folder in folders for path in folder.rglob("*")):
-        if path.suffix in (".py", ".toml", ".csv"):
+        if path.suffix in (".py", ".csv"):
             code.update(f"{path.relative_to(records.PROJECT)}\0".encode() + path.read_bytes())
     return json.dumps([hash, code.hexdigest(), *execution], sort_keys=True)
 

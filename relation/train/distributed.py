@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from relation.errors import InputError
 from relation.jobs import Run
-from relation.machine import claim
+from relation.machine import claim, gpu_lock
 
 _TIMEOUT = timedelta(minutes=30)  # longer than the first process takes to save and evaluate
 
@@ -30,8 +30,21 @@ def check_processes(run: Run, count: int) -> None:
             f"{run.name}: an update has {run.accumulation} micro-batches, which {count} processes "
             f"cannot share; give at most {run.accumulation}"
         )
-    if run.device == "cuda" and count > (gpus := torch.cuda.device_count()):
-        raise InputError(f"{run.name}: {count} processes need {count} GPUs; PyTorch sees {gpus}")
+
+
+@contextmanager
+def claimed_gpus(run: Run, count: int) -> Iterator[None]:
+    """Hold the GPUs of a run's processes and let these see no others; on a CPU nothing.
+
+    Raises InputError where the machine has fewer.
+    """
+    if run.device == "cpu":
+        yield
+        return
+    with gpu_lock(count) as indices:
+        names = (torch.cuda.get_device_properties(index).uuid for index in indices)
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(f"GPU-{name}" for name in names)
+        yield
 
 
 class World:
@@ -50,18 +63,21 @@ class World:
     def device(self, kind: str, runs_per_gpu: int) -> Iterator[torch.device]:
         """Yield this process's own device of `kind` ("cpu" or "cuda"), and join the others.
 
-        runs_per_gpu: how many runs share a GPU with the one process of a run; of several processes
-        each has a whole one.
+        runs_per_gpu: how many runs share a GPU with the one process of a run; for several
+        processes `claimed_gpus` has whole ones.
         """
         if self.size == 1:
             with claim(kind, runs_per_gpu) as device:
                 yield device
             return
-        with claim(kind) as device:
-            dist.init_process_group("nccl" if kind == "cuda" else "gloo", timeout=_TIMEOUT)
-            yield device
-            # Not after an error: a peer may be gone, and with it the end of what is under way.
-            dist.destroy_process_group()
+        device = torch.device("cpu")
+        if kind == "cuda":
+            device = torch.device("cuda", self.rank)
+            torch.cuda.set_device(device)
+        dist.init_process_group("nccl" if kind == "cuda" else "gloo", timeout=_TIMEOUT)
+        yield device
+        # Not after an error: a peer may be gone, and with it the end of what is under way.
+        dist.destroy_process_group()
 
 
 def summed_gradients(model: nn.Module) -> Callable[[Tensor], None]:

@@ -40,7 +40,7 @@ from relation.nn import Decoder, Execution
 from relation.nn.model import shared_weights_hash
 from relation.train import checkpoint
 from relation.train.checkpoint import RunState
-from relation.train.distributed import World, summed_gradients
+from relation.train.distributed import World, check_processes, summed_gradients
 from relation.train.step import Readback, UpdateStep, build_optimizer, check_all_learn, nll_of, wsd
 from relation.variants import LINEAR, backend_names, parameter_count
 
@@ -56,6 +56,8 @@ def train(run: Run, data: Path, out: Path, resume: Path, runs_per_gpu: int = 1) 
     number of processes stays the same.
     """
     world = World()
+    if world.size > 1:
+        check_processes(run, world.size)
     with (
         deterministic_algorithms(run.deterministic),
         records.held(resume / f"{run.hash}.lock", run.name) if world.leads else nullcontext(),
@@ -142,7 +144,11 @@ def _train(
         if world.leads and (validates or reads_flow):
             log(readback.drain())
             reading = _probes(run, model, validation, mask, device, validates, reads_flow)
-            state.probes += [{"update": state.update, "tokens": tokens} | row for row in reading]
+            try:
+                rows = list(reading)
+            except DivergedError as error:  # of the flow, before the loss
+                raise DivergedError(f"{run.name}: {error}; {_REMEDY}") from None
+            state.probes += [{"update": state.update, "tokens": tokens} | row for row in rows]
             readback.restart()
 
     def save() -> None:

@@ -1,12 +1,14 @@
 """Tokens and operators against T, in miniature on a CPU."""
 
 import pytest
+import torch
 
 # The miniature models and benchmarks of the updates.
 from test_steps import bench, side
 
 from relation import records
 from relation.bench import complexity, decode
+from relation.bench.decode import random_state, state_bytes
 
 VARIANTS = {"mha": "flash", "full": "tiled", "linear": "chunked", "hybrid": "chunked"}
 
@@ -30,6 +32,13 @@ def test_every_model_decodes(tmp_path):
     bytes_of = tokens["state_bytes"]
     assert bytes_of["full", 8] == 2 * bytes_of["full", 4]
     assert bytes_of["linear", 8] == bytes_of["linear", 4]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_state_bytes_are_those_of_the_state(variant):
+    config = side(variant, "").model
+    state = random_state(config, 24, 3, torch.float32, torch.device("cpu"))
+    assert sum(cache.nbytes for cache in state.layers) == state_bytes(config, 24, 3, torch.float32)
 
 
 def test_operators_are_timed_against_t(tmp_path):

@@ -1,6 +1,5 @@
 """Claims of GPUs that this machine does not have, as several processes make them."""
 
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -27,14 +26,19 @@ def gpus(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
 
 
 def test_a_gpu_belongs_to_one_job_or_to_as_many_as_share_it(gpus) -> None:
-    cuda, shared = (partial(machine.claim, "cuda", n, empty=True) for n in (1, 3))
-    with cuda() as one, cuda() as other, pytest.raises(TimeoutError), cuda():
-        assert (one.index, other.index) == (0, 1)
-    with shared() as first, shared() as second, cuda() as whole:
-        assert first.index == second.index == 0, "the first GPU is filled first"
-        assert whole.index == 1, "a benchmark shares its GPU with nobody"
-        with pytest.raises(TimeoutError), cuda():
+    with machine.gpu_lock() as one, machine.gpu_lock() as other:
+        assert (one, other) == ([0], [1])
+        with pytest.raises(TimeoutError), machine.gpu_lock():
             pass
+    with machine.gpu_lock(2) as both, pytest.raises(TimeoutError), machine.gpu_lock():
+        assert both == [0, 1]
+    with machine.gpu_lock(runs_per_gpu=3) as first, machine.gpu_lock(runs_per_gpu=3) as second:
+        assert first == second == [0], "the first GPU is filled first"
+        with pytest.raises(TimeoutError), machine.gpu_lock(2):
+            pass
+        with machine.gpu_lock() as whole:
+            assert whole == [1], "a benchmark shares its GPU with nobody"
+    assert "need 3 GPUs" in refusal(lambda: machine.gpu_lock(3).__enter__())
 
 
 def test_a_gpu_that_is_not_there_is_one_line() -> None:

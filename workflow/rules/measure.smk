@@ -57,6 +57,8 @@ rule check:
         gradients=f"{FOLDER}/check/gradients.parquet",
     log:
         f"{FOLDER}/logs/check.log",
+    # On a GPU alone too, as it takes a whole one.
+    threads: workflow.cores if ON_GPU and not ON_CLUSTER else 1
     resources:
         gpu=int(ON_GPU),
     params:
