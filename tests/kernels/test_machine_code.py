@@ -27,7 +27,7 @@ if INTERPRETED:
     pytest.skip("the interpreter compiles nothing", allow_module_level=True)
 
 import triton
-from fake_gpu import fake_gpu
+from fake_gpu import _Utils, fake_gpu
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
@@ -173,6 +173,30 @@ def compile_flash(
         kept = flash.launch_forward(p1, p2, info, torch.ones(()), *given)
         flash.launch_backward(dy, p1, p2, info, *kept, *given)
     return compiled
+
+
+def test_a_call_that_comes_again_is_launched_as_triton_launched_it(monkeypatch):
+    """`common.start` finds what Triton compiled, and gives it the same arguments in their order."""
+    launched = []
+    monkeypatch.setattr(_Utils, "launch", lambda self, *given: launched.append(given))
+    monkeypatch.setattr(torch.Tensor, "data_ptr", lambda self: 4096)  # results lie elsewhere
+    entry = next(entry for entry in LAUNCHES["sm_90", 2] if entry.widest == 64)
+    monkeypatch.setattr(flash, "select_launches", lambda *given: entry)
+    p1, p2, info, dy = torch.zeros(4, 1, 130, 2, 64, dtype=torch.bfloat16).transpose(2, 3)
+
+    def seen(x):
+        if isinstance(x, tuple | list):
+            return [seen(part) for part in x]
+        if isinstance(x, torch.Tensor):
+            return x.dtype, x.shape
+        return x if isinstance(x, int | float | bytes) else type(x)
+
+    with fake_gpu("sm_90"):
+        for _ in range(2):
+            kept = flash.launch_forward(p1, p2, info, torch.ones(()), 2.0, True)
+            flash.launch_backward(dy, p1, p2, info, *kept, 2.0, True)
+        first, second = launched[:4], launched[4:]
+    assert len(second) == 4 and seen(first) == seen(second)
 
 
 FLASH = [
