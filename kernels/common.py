@@ -10,7 +10,7 @@ from triton.runtime import driver
 from relation.kernels.available import may_launch
 
 HOPPER, OTHER = "sm_90", "sm_120"
-# By kind of call what Triton compiled, with the values of the constants. Texts come in every length.
+# By kind of call what Triton compiled, with the values of its constants. Texts have every length.
 COMPILED: dict[tuple, tuple] = {}
 _MOST_COMPILED = 1000
 MOST_BLOCKS = 65_535  # of all but the first dimension of a launch, as CUDA counts them
