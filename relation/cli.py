@@ -101,7 +101,8 @@ def _train(campaign: Campaign, options: Namespace) -> Path | None:
     run = campaign.run(options.target)
     _check_hash(options, run.hash, f"run {run.name}")
     data = _data(campaign, run)
-    if options.processes > 1 and "TORCHELASTIC_RUN_ID" not in os.environ:
+    launched = "TORCHELASTIC_RUN_ID" in os.environ  # by torchrun
+    if options.processes > 1 and not launched:
         from relation.train.distributed import check_processes, claimed_gpus
 
         check_processes(run, options.processes)
@@ -109,7 +110,7 @@ def _train(campaign: Campaign, options: Namespace) -> Path | None:
             return _under_torchrun(options.processes)
     from relation.train.run import train
 
-    leads = "TORCHELASTIC_RUN_ID" not in os.environ or os.environ["RANK"] == "0"
+    leads = not launched or os.environ["RANK"] == "0"
     if leads:  # by this line `status` knows whose log it is; the run's lock follows at once
         print(f"{run.name} is trained as {run.hash}", file=sys.stderr)
     _begin(options, run.hash, run.name)

@@ -21,7 +21,7 @@ from relation.kernels import common
 NUMBER = 10_000
 
 
-class _Utils:
+class Utils:
     def load_binary(self, name, kernel, shared, device):
         return None, 0, 0, 0, 1024
 
@@ -51,7 +51,7 @@ class FakeDriver:
 
     def __init__(self, architecture: str):
         self.target = GPUTarget("cuda", int(architecture.removeprefix("sm_")), 32)
-        self.utils = _Utils()
+        self.utils = Utils()
 
     def get_current_target(self) -> GPUTarget:
         return self.target

@@ -5,12 +5,7 @@ import functools
 import torch
 import triton
 
-from relation.kernels.flash_relation.launches import (
-    GLUON_PASSES,
-    GluonLaunch,
-    Launches,
-    select_launches,
-)
+from relation.kernels.flash_relation.launches import GluonLaunch, Launches
 
 # Gluon is experimental and its names change: the kernels are compiled and tested with these.
 OLDEST_TRITON, NEWEST_TRITON = (3, 6), (3, 8)
@@ -53,12 +48,3 @@ def chosen(
         return None
     B, H, T, _ = owned.shape
     return launches.gluon(name, large=not documents and T >= LONG and B * H * T >= LARGE)
-
-
-def describe_passes(device: torch.device, dtype: torch.dtype, head_dim: int) -> str:
-    """One line on what runs which pass on a CUDA device, and why."""
-    launches = select_launches(device, dtype.itemsize, head_dim)
-    reasons = {name: why_triton(name, launches, dtype) for name in GLUON_PASSES}
-    return "; ".join(
-        f"{name} in Triton: {why}" if why else f"{name} in Gluon" for name, why in reasons.items()
-    )

@@ -109,8 +109,9 @@ class TestOnDevice:
         """The shipped choice on Hopper, and what other Tritons take."""
         from relation.kernels.flash_relation import hopper, launch
 
-        told = hopper.describe_passes(torch.device("cuda", 0), torch.bfloat16, width)
-        assert ("in Gluon" in told) == (torch.cuda.get_device_capability(0) == (9, 0))
+        entry = launch.select_launches(torch.device("cuda", 0), 2, width)
+        in_gluon = hopper.why_triton("forward", entry, torch.bfloat16) is None
+        assert in_gluon == (torch.cuda.get_device_capability(0) == (9, 0))
         inputs = draw(5, (2, 3, 300, width), torch.bfloat16, "cuda")
         assert_exact(inputs)
         monkeypatch.setattr(launch, "chosen", lambda *given: None)

@@ -27,7 +27,7 @@ if INTERPRETED:
     pytest.skip("the interpreter compiles nothing", allow_module_level=True)
 
 import triton
-from fake_gpu import _Utils, fake_gpu
+from fake_gpu import Utils, fake_gpu
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
@@ -178,7 +178,7 @@ def compile_flash(
 def test_a_call_that_comes_again_is_launched_as_triton_launched_it(monkeypatch):
     """`common.start` finds what Triton compiled, and gives it the same arguments in their order."""
     launched = []
-    monkeypatch.setattr(_Utils, "launch", lambda self, *given: launched.append(given))
+    monkeypatch.setattr(Utils, "launch", lambda self, *given: launched.append(given))
     monkeypatch.setattr(torch.Tensor, "data_ptr", lambda self: 4096)  # results lie elsewhere
     entry = next(entry for entry in LAUNCHES["sm_90", 2] if entry.widest == 64)
     monkeypatch.setattr(flash, "select_launches", lambda *given: entry)
