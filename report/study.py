@@ -19,7 +19,7 @@ from relation.variants import ARMS, PAIRED
 from report import data, fair, overview, readings, stats
 from report.data import counted, title
 from report.figures import style
-from report.figures.style import COLOUR, INK, MUTED, Bar, forest, grid, plot, save
+from report.figures.style import COLOUR, INK, MUTED, Bar, forest, grid, save
 from report.render import number
 
 LESS, ALIKE = "− MHA", "− MHA with the same additions"
@@ -31,6 +31,7 @@ ELSEWHERE = (
     ("10M", "long", "10M on 600M tokens"),
     ("10M", "small-updates", "10M, 32,768 tokens an update"),
 )
+HORIZONS = (("150M", fair.TUNED), ("600M", "long"))  # training tokens, variation
 
 
 @dataclass(frozen=True)
@@ -272,39 +273,54 @@ def elsewhere(runs: pd.DataFrame) -> list[Section]:
 
 
 def head_start(runs: pd.DataFrame, probes: pd.DataFrame, folder: Path) -> Section | None:
-    """The primary comparisons against training tokens: how much of the end comes early."""
-    curves, rows = validation(probes, fair.runs_of(runs, "10M")), []
-    figure, axes = plot(2.8)
-    colours = (style.RELATION, MUTED)
-    for (over, under), colour in zip(fair.primary_pairs(runs), colours, strict=False):
-        if not {over, under} <= set(curves.columns.unique(0)):
-            continue
-        arms, name = (curves[over], curves[under]), minus(over, under)
-        estimates = {
-            tokens: stats.welch(*(arm.loc[tokens].dropna() for arm in arms))
-            for tokens in curves.index[curves.index > 0]
-        }
-        mean, low, high = zip(*((e.value, e.low, e.high) for e in estimates.values()), strict=True)
-        tokens, look = list(estimates), {"color": colour}
-        axes.plot(tokens, mean, label=name.replace(" − ", "\n− "), **look)
-        axes.fill_between(tokens, low, high, alpha=0.2, linewidth=0, **look)
-        seeds = " and ".join(dict.fromkeys(str(arm.shape[1]) for arm in arms))
-        row, final = {"comparison": name, "seeds": seeds}, estimates[tokens[-1]]
-        for part in (0.2, 0.5):  # of the training tokens
-            early = estimates[min(tokens, key=lambda t: abs(t - part * tokens[-1]))]
-            row[f"after {part:.0%}"] = f"{early:+.4f}"
-            times = early.value / final.value
-            share = (f"{times:.0%}" if abs(times) < 2 else f"{times:.1f} times").replace("-", "−")
-            excludes_zero = final.low > 0 or final.high < 0
-            row[f"share at {part:.0%}"] = share if excludes_zero else "no sure end"
-        rows.append(row | {"at the end": f"{final:+.4f}"})
-    if not rows:
+    """The primary comparisons against training tokens, on both horizons: how much comes early."""
+    colours = dict(zip(fair.primary_pairs(runs), (style.RELATION, MUTED), strict=False))
+    horizons, rows = [], []
+    for horizon, variation in HORIZONS:
+        curves = validation(probes, fair.runs_of(runs, "10M", variation))
+        pairs = [pair for pair in colours if set(pair) <= set(curves.columns.unique(0))]
+        horizons += [(horizon, curves, pairs)] if pairs else []
+    if not horizons:
         return None
-    axes.axhline(0, color=INK, linewidth=0.8)
-    axes.set(xlabel="training tokens", ylabel="difference (nat/token)")
-    style.counts(axes.xaxis)
+    figure, panels = grid(len(horizons), 1, 0.8 + 2 * len(horizons), style.NARROW, sharey=True)
+    for (horizon, curves, pairs), axes in zip(horizons, panels[:, 0], strict=True):
+        for over, under in pairs:
+            arms, name = (curves[over], curves[under]), minus(over, under)
+            estimates = pd.Series({
+                tokens: stats.welch(*(arm.loc[tokens].dropna() for arm in arms))
+                for tokens in curves.index[curves.index > 0]
+            })  # fmt: skip
+            mean, low, high = zip(*((e.value, e.low, e.high) for e in estimates), strict=True)
+            look = {"color": colours[over, under]}
+            axes.plot(estimates.index, mean, label=name.replace(" − ", "\n− "), **look)
+            axes.fill_between(estimates.index, low, high, alpha=0.2, linewidth=0, **look)
+            seeds = " and ".join(dict.fromkeys(str(arm.shape[1]) for arm in arms))
+            row = {"comparison": name, "tokens": horizon, "seeds": seeds}
+            rows.append(row | shares_of_the_end(estimates))
+        axes.axhline(0, color=INK, linewidth=0.8)
+        axes.set_ylabel("difference (nat/token)")
+        style.counts(axes.xaxis)
+    axes.set_xlabel("training tokens")
     save(figure, folder / "head-start.svg")
     return Section("head-start", pd.DataFrame(rows), figure=True)
+
+
+def shares_of_the_end(estimates: pd.Series) -> dict[str, str]:
+    """Columns on a difference after 20% and 50% of its tokens, beside that at the end.
+
+    estimates: by training tokens.
+    """
+    columns, final, tokens = {}, estimates.iloc[-1], estimates.index.to_numpy()
+    for part in (0.2, 0.5):
+        early = estimates.iloc[np.abs(tokens - part * tokens[-1]).argmin()]
+        columns[f"after {part:.0%}"] = f"{early:+.4f}"
+        times = early.value / final.value
+        share = f"{times:.0%}" if abs(times) < 2 else f"{times:.1f} times"
+        excludes_zero = final.low > 0 or final.high < 0
+        columns[f"share at {part:.0%}"] = (
+            share.replace("-", "−") if excludes_zero else "no sure end"
+        )
+    return columns | {"at the end": f"{final:+.4f}"}
 
 
 def rates(runs: pd.DataFrame, folder: Path) -> Iterator[Section]:

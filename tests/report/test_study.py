@@ -208,14 +208,17 @@ def curves(**late):
     return no_probes(*rows)
 
 
-def test_the_share_of_the_final_difference_that_is_there_early(tmp_path):
-    probes = curves(full=(-0.09, -0.05, -0.1))
-    section = study.head_start(
-        fair.with_last_loss(fair_runs(mha=0, full=0), probes), probes, tmp_path
-    )
-    (row,) = section.table.to_dict("records")
-    assert (row["seeds"], row["share at 20%"], row["share at 50%"]) == ("16", "90%", "50%")
-    assert row["at the end"].startswith("−0.1000")
+def test_the_share_of_the_final_difference_that_is_there_early_on_each_horizon(tmp_path):
+    tuned = curves(full=(-0.09, -0.05, -0.1))
+    longer = curves(full=(0.09, 0.08, 0.1)).assign(variation="long")
+    probes, runs = pd.concat([tuned, longer]), fair_runs(mha=0, full=0)
+    runs = pd.concat([runs, runs[runs["variation"] == "tuned"].assign(variation="long")])
+    section = study.head_start(fair.with_last_loss(runs, probes), probes, tmp_path)
+    first, second = section.table.to_dict("records")
+    assert (first["tokens"], first["seeds"]) == ("150M", "16") and second["tokens"] == "600M"
+    assert (first["share at 20%"], first["share at 50%"]) == ("90%", "50%")
+    assert second["share at 50%"] == "80%"
+    assert first["at the end"].startswith("−0.1000") and second["at the end"].startswith("+0.1000")
 
 
 def test_an_arm_has_its_speed_and_the_time_to_mhas_loss_or_says_why_not():
