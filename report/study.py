@@ -95,17 +95,18 @@ def filled_columns(rows: Iterable[dict[str, object]]) -> pd.DataFrame:
 def answer_section(root: Path, runs: pd.DataFrame, folder: Path) -> Section | None:
     """Relation − MHA of every setting that has pairs: the rows of the first page, and the fair
     comparison, as a figure. root: of all results; runs: of `fair`, as `fair.with_last_loss`."""
-    tuned = runs[runs["variation"].str.startswith(fair.TUNED)]
     bars = []
     for setting in plan.load({"campaign": "books"}).columns:
         for row in overview.differences(data.load(setting, root=root).runs):
             label = f"{row['scale']}: {setting}, {counted(row['final_nll'].n, 'pair')}"
             bars.append(Bar(label, row["final_nll"], printed=row["paper"]))
-    for scale, scale_runs in tuned.groupby("scale"):
-        if pair := fair.compare_arms(scale_runs, "full", "mha"):
-            so_far = " so far" if scale == "10M" and len(pair.common) < len(fair.FRESH) else ""
-            label = f"{data.paper_scale(scale)}: Tuned alike, {pair.seeds} seeds{so_far}"
-            bars.append(Bar(label, pair.welch))
+    for variation, words in ((fair.TUNED, "Tuned alike"), ("long", "Tuned alike, 600M tokens")):
+        for scale, rows in runs[runs["variation"].str.startswith(variation)].groupby("scale"):
+            if pair := fair.compare_arms(rows, "full", "mha"):
+                due = len(fair.FRESH) if (scale, variation) == ("10M", fair.TUNED) else 0
+                so_far = " so far" if len(pair.common) < due else ""
+                label = f"{data.paper_scale(scale)}: {words}, {pair.seeds} seeds{so_far}"
+                bars.append(Bar(label, pair.welch))
     if not bars:
         return None
     bars.sort(key=lambda bar: data.scale_order(bar.name))
