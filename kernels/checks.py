@@ -1,5 +1,6 @@
 """Shared by the operators: argument checks, so that each mistake gets one clear line, and FP32."""
 
+import functools
 import math
 from contextlib import AbstractContextManager, nullcontext
 
@@ -98,3 +99,19 @@ def projection_dtype(x: torch.Tensor) -> torch.dtype:
     if kind == "meta" or x.dtype == torch.float64 or not torch.is_autocast_enabled(kind):
         return x.dtype  # autocast leaves FP64 as it is
     return torch.get_autocast_dtype(kind)
+
+
+def once_differentiable(backward):
+    """Makes the backward of an autograd.Function raise InputError for `create_graph=True`.
+
+    PyTorch's own raises in a second `backward` alone: `autograd.grad` leaves out, untold, what
+    cannot be differentiated twice.
+    """
+
+    @functools.wraps(backward)
+    def checked(ctx, *gradients):
+        if torch.is_grad_enabled():
+            raise InputError("Relation has no second derivatives; leave out create_graph=True")
+        return backward(ctx, *gradients)
+
+    return checked

@@ -34,7 +34,7 @@ def _campaign(options: Namespace) -> Campaign:
         key, equals, value = choice.partition("=")
         if not equals:
             raise InputError(f"{choice!r} is no choice; give KEY=VALUE as in config.yaml")
-        choices[key] = value if key in ("vary", "campaign", "corpus") else parsed(value)
+        choices[key] = value if value and key in ("vary", "campaign", "corpus") else parsed(value)
     return load(options.config, **choices)
 
 
@@ -102,7 +102,7 @@ def _train(campaign: Campaign, options: Namespace) -> Path | None:
     _check_hash(options, run.hash, f"run {run.name}")
     data = _data(campaign, run)
     launched = "TORCHELASTIC_RUN_ID" in os.environ  # by torchrun
-    if options.processes > 1 and not launched:
+    if options.processes != 1 and not launched:
         from relation.train.distributed import check_processes, claimed_gpus
 
         check_processes(run, options.processes)

@@ -124,7 +124,9 @@ class Options(Section):
     scale_residual_init: StrictBool = key("Whether W_O and W_down start divided by sqrt(2L)")
     paired_weights: Literal["shared", "separate"] = key("Whether a pair starts alike")
     norm_eps: Positive = key("Epsilon of RMSNorm")
-    betas: Annotated[list[Positive], Field(min_length=2, max_length=2)] = key("Betas of AdamW")
+    betas: Annotated[list[Annotated[Positive, Field(lt=1)]], Field(min_length=2, max_length=2)] = (
+        key("Betas of AdamW")
+    )
     weight_decay: Annotated[float, Field(strict=True, ge=0)] = key("Weight decay of AdamW")
     gradient_clip: Positive = key("Bound of the gradient's global L2 norm")
     adam_eps: Positive = key("Epsilon of AdamW")

@@ -26,7 +26,7 @@ from relation.config import (
 from relation.errors import InputError, check_among
 from relation.jobs import Bench, Recall, Run, hash_of
 from relation.matrix import Matrix, bench_jobs, check_job, recall_jobs
-from relation.variants import PAIRED, VARIANTS
+from relation.variants import LINEAR, PAIRED, VARIANTS
 
 # What is measured on a checkpoint, by its kind: the folder, and the files that one job writes.
 _MEASURED = {"flow": ("flow", ("flow", "curves", "maps")), "lengths": ("length", ("lengths",))}
@@ -317,8 +317,10 @@ def load(config: Path | Mapping = CONFIG, **overrides: Any) -> Campaign:
     campaign = Campaign(choice, raw, campaign_values(choice.campaign, folder))
     # A base's texts may go unread; what the campaign's own file gives is meant to be read.
     own, file = read(folder / f"{choice.campaign}.yaml"), f"config/{choice.campaign}.yaml"
+    with_flow = [name for name in campaign.trained if LINEAR not in VARIANTS[name].pattern]
     for variant in own.get("diagnosed", ()):
-        check_among(variant, campaign.trained, f"{file}: diagnosed: no scale trains {variant}")
+        problem = f"{file}: diagnosed: no scale trains {variant}, or it has no flow"
+        check_among(variant, with_flow, problem)
     used = dict.fromkeys(data.corpus for data in campaign.data.values())
     for name, corpus in own.get("corpora", {}).items():
         if corpus is not None and name not in used:

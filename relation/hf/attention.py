@@ -72,7 +72,8 @@ def add_lambda(
         config = getattr(module, "config", model.config)
         config.attn_implementation, config.has_lambda = NAME, True
     for module, value in values.items():
-        device = next(module.parameters()).device
+        # None where the weights are offloaded: lambda stays on the CPU.
+        device = next((p.device for p in module.parameters() if not p.is_meta), None)
         module.lam = nn.Parameter(torch.tensor([value], dtype=torch.float32, device=device))
     return whole
 
@@ -207,7 +208,8 @@ def relation_attention(
             raise InputError(f"attn_implementation='relation' has no {name}; switch it off")
     # Under autocast RoPE in FP32 leaves Q and K wider than V.
     query, key, value = (x.to(projection_dtype(x)) for x in (query, key, value))
-    width, lam = query.shape[-1], lam.float() if lam.dtype != torch.float64 else lam
+    width, wide = query.shape[-1], torch.promote_types(lam.dtype, torch.float32)
+    lam = lam.to(query.device, wide)
     if scaling is not None and scaling != width**-0.5:
         query = query * (scaling * width**0.5)
     n, documents = query.shape[2], None

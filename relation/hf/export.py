@@ -3,6 +3,7 @@
 import tempfile
 from pathlib import Path
 
+import pandas as pd
 import torch
 from transformers import PreTrainedTokenizerFast
 
@@ -17,7 +18,8 @@ from relation.train.checkpoint import load_model
 def export(run: Run, checkpoint: Path, tokenizer: Path, folder: Path) -> None:
     """Write config, weights, tokenizer and a model card of a run's checkpoint to a new folder.
 
-    Raises InputError where `folder` is there already; it appears complete or not at all.
+    Raises InputError where `folder` is there already, and for a run that diverged; it appears
+    complete or not at all.
     """
     if folder.exists():
         raise InputError(f"{folder} is there already; name a folder that is not")
@@ -32,6 +34,8 @@ def export(run: Run, checkpoint: Path, tokenizer: Path, folder: Path) -> None:
     )
     special = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), words.eos_token_id)
     row = records.read(checkpoint.with_name("run.parquet"), "runs").iloc[0]
+    if pd.isna(row["final_nll"]):
+        raise InputError(f"{run.name} diverged: there is no model to export")
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as temporary:
         unfinished = Path(temporary) / folder.name
         model = load_model(checkpoint, torch.device("cpu"))

@@ -24,7 +24,7 @@ from relation.errors import InputError, check_among
 from relation.hf.attention import refuse_if
 from relation.kernels.documents import Documents
 from relation.nn import Decoder, DecodeState
-from relation.nn.model import places_of
+from relation.nn.model import check_tokens, places_of
 from relation.variants import FULL, ModelConfig
 
 # A model of 10M parameters: transformers makes a configuration without arguments to compare with.
@@ -267,6 +267,7 @@ class RelationModel(RelationPreTrainedModel):
         # A decode state wants every row to begin at once: rows move left, and their states back.
         first_text = (mask != 0).long().argmax(dim=1, keepdim=True)  # column, (B, 1)
         place = torch.arange(n, device=tokens.device)
+        check_tokens(tokens, self.config.vocab_size)  # first: after an error `begin` would stay
         state.begin(tokens, (mask != 0).sum(dim=1).tolist())
         states = self.decoder.states(tokens.gather(1, (place + first_text) % n), state=state)
         # Padding's own states are those of a document by itself, which nobody reads.

@@ -90,11 +90,25 @@ class _Layer(nn.Module):
                 f"the cache is a {type(cache).__name__} and {type(self).__name__} takes a "
                 f"{self._cache.__name__}; make one for each layer by its new_cache()"
             )
+        if cache is not None and cache.lengths is not None and cache.length == 0:
+            self._check_lengths(cache.lengths, *x.shape[:2])
         rope = rope_angles(places_of(x, documents, cache), self.head_dim, self.rope_base)
         if cache is None:
             return super().forward(Normed(x), rope, None, documents)
         with torch.no_grad():
             return super().forward(Normed(x), rope, cache)
+
+    @staticmethod
+    def _check_lengths(lengths: Tensor, batch: int, tokens: int) -> None:
+        """Raise InputError unless lengths are (B,) int64, from 1 to T; those of a GPU go unread."""
+        fit = isinstance(lengths, Tensor) and lengths.shape == (batch,)
+        fit = fit and lengths.dtype == torch.int64
+        if fit and lengths.device.type == "cpu" and not torch.compiler.is_compiling():
+            fit = 1 <= lengths.min() <= lengths.max() <= tokens
+        if not fit:
+            raise InputError(
+                f"the cache began with lengths {lengths}; give {batch} from 1 to {tokens}, int64"
+            )
 
     def _check(self, x: Tensor) -> None:
         """Raise InputError unless x is (B, T, d) in a dtype that the projections multiply."""

@@ -31,6 +31,7 @@ from torch import Tensor, nn
 
 from relation import ops
 from relation.errors import InputError
+from relation.kernels.checks import check_device
 from relation.kernels.documents import Documents, check_documents
 from relation.nn.cache import Cache, DecodeState, HistoryCache, LinearState
 from relation.nn.norms import HeadRMSNorm, Normed, RMSNorm
@@ -142,13 +143,13 @@ class HistoryMixer(Mixer):
         info = self.information(x).to(p1.dtype)
         arguments = self.arguments(p1)
         decodes = cache is not None and cache.length > 0
+        if not decodes:  # a backend may refuse the block: before the cache takes it in
+            y = self.call(p1, p2, info, *arguments, **self.options, documents=documents)
         if cache is not None:
             history = cache.append(p2, info)  # two of (B, H, all tokens read, d_h)
         if decodes:
             visible = cache.visible(p1.shape[2])
             y = self.step(p1, *history, *arguments, **self.options, visible=visible)
-        else:
-            y = self.call(p1, p2, info, *arguments, **self.options, documents=documents)
         return self.output(y, x)
 
     def flow(self, x: Normed, rope: RopeTables, documents: Documents | None = None) -> Tensor:
@@ -372,6 +373,7 @@ class Decoder(nn.Module):
 
     def logits(self, states: Tensor) -> Tensor:
         """Logits (B, T, V) of `states`; the output matrix is the embedding's."""
+        check_device(states, self.embedding.weight)  # which offloading may have taken away again
         return F.linear(states, self.embedding.weight)
 
     def rope_tables(self, places: Tensor) -> RopeTables:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from relation.kernels.checks import projection_dtype
+from relation.kernels.checks import once_differentiable, projection_dtype
 
 
 class Normed(NamedTuple):
@@ -88,7 +88,7 @@ class _OverRMS(torch.autograd.Function):
         return states
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx, dstates: Tensor):
         states, inverse = ctx.saved_tensors
         wide, dwide = states.to(inverse.dtype), dstates.to(inverse.dtype)
@@ -121,7 +121,7 @@ class _HeadNorm(torch.autograd.Function):
         return (y if y.dtype == x.dtype else y.to(x.dtype)).transpose(1, 2)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx, dy: Tensor):
         x, gains, inverse = ctx.saved_tensors
         unit = x.transpose(1, 2).to(inverse.dtype) * inverse

@@ -8,7 +8,7 @@ from torch.library import define, impl, register_fake
 
 from relation.errors import InputError
 from relation.kernels.available import is_eager, why_unavailable
-from relation.kernels.checks import check_states
+from relation.kernels.checks import check_states, once_differentiable
 
 # Cosines and sines are an operator of their own: torch.compile would otherwise compute them anew in
 # the kernel that multiplies by them, for each of B x H x T x D numbers. Not by `custom_op`, whose
@@ -58,7 +58,7 @@ class _Rotation(torch.autograd.Function):
         return _rotate(x, cos, sin, back=False)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx, dy: Tensor):
         return _rotate(dy, *ctx.saved_tensors, back=True), None, None
 

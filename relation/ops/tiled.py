@@ -11,9 +11,8 @@ from collections.abc import Iterator
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from relation.kernels.checks import without_autocast
+from relation.kernels.checks import once_differentiable, without_autocast
 from relation.kernels.documents import Documents, token_counts
 from relation.ops.full import check_relation
 

@@ -25,10 +25,10 @@ def check_processes(run: Run, count: int) -> None:
     """Raise InputError, before any of them starts, where `count` processes cannot train a run."""
     if run.divergence == "record":  # the others would wait for the one that ends
         raise InputError(f"{run.name}: divergence: record takes one process, not {count}")
-    if count > run.accumulation:
+    if not 1 <= count <= run.accumulation:
         raise InputError(
             f"{run.name}: an update has {run.accumulation} micro-batches, which {count} processes "
-            f"cannot share; give at most {run.accumulation}"
+            f"cannot share; give 1 to {run.accumulation}"
         )
 
 

@@ -249,6 +249,21 @@ def test_what_a_model_cannot_take_is_refused(cached, given, message):
     assert message in refusal(lambda: model(TOKENS[:1, :3], **given))
 
 
+def test_a_refused_padded_block_leaves_its_cache_as_it_was():
+    _, model = build("full")
+    cache, wrong = hf.RelationCache(model.config), TOKENS[:2, :3].clone()
+    wrong[0, 2] = 999
+    padded = {"attention_mask": torch.tensor([[0, 1, 1], [1, 1, 1]]), "past_key_values": cache}
+    assert "go from" in refusal(lambda: model(wrong, **padded))
+    close(model(TOKENS[:2, :3], past_key_values=cache).logits, model(TOKENS[:2, :3]).logits)
+
+
+def test_an_offloaded_embedding_is_refused():
+    accelerate, (_, model) = pytest.importorskip("accelerate"), build("full")
+    accelerate.cpu_offload(model, execution_device=torch.device("cpu"))
+    assert "inputs lie on cpu, meta" in refusal(lambda: model(TOKENS[:1, :3]))
+
+
 def test_what_transformers_passes_beside_is_taken():
     """As PEFT, tokenizers, older versions' generation and Trainer call it."""
     _, model = build("full")

@@ -73,6 +73,19 @@ def test_a_cache_gives_the_rows_of_the_whole(kind, kv_heads):
     assert cache.length == T and not rows[0].requires_grad
 
 
+def test_a_block_that_a_backend_refuses_is_not_read():
+    layer, cache = NEW(backend="flash"), NEW().new_cache()
+    assert "flash_relation" in refusal(lambda: layer(X, cache=cache))
+    assert cache.length == 0
+
+
+@each_layer
+def test_second_derivatives_are_refused(kind):
+    layer, x = build(kind, HEADS), normal(1, T, D).requires_grad_()
+    again = partial(torch.autograd.grad, layer(x).sum(), x, create_graph=True)
+    assert "no second derivatives" in refusal(again)
+
+
 @pytest.mark.parametrize("make", [
     lambda: FullRelation(D, HEADS),
     lambda: FullRelation(D, HEADS, count_calibration=False),
@@ -137,6 +150,13 @@ X = torch.zeros(1, 2, D)
 NEW = partial(FullRelation, D, HEADS)
 
 
+def begun(lengths: list) -> torch.Tensor:
+    """X read by a cache that expects so many tokens of each row."""
+    cache = NEW().new_cache()
+    cache.begin(torch.tensor(lengths))
+    return NEW()(X, cache=cache)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -155,6 +175,10 @@ NEW = partial(FullRelation, D, HEADS)
         (lambda: NEW()(X, is_causal=True), "takes no is_causal: it is causal, and takes x"),
         (lambda: NEW()(X.double()), "float64 and the layer's weights are torch.float32"),
         (lambda: NEW()(X, Documents.padded(torch.ones(1, 2)), NEW().new_cache()), "not both"),
+        *(
+            (partial(begun, lengths), "give 1 from 1 to 2, int64")
+            for lengths in ([3], [1, 1], [1.0])
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused_in_one_line(make, message):
