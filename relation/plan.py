@@ -139,14 +139,19 @@ class Campaign:
             columns = [first, *others[:2], self._setting(varied, varies=chosen[0])]
         self.columns = columns[:4]
 
-    def _setting(self, variation: str, **options: Any) -> Setting:
-        """A column of the report; options: what the campaign says of it."""
+    def _setting(self, variation: str, scales=None, title="", varies=None) -> Setting:
+        """A column of the report; scales, title: what the campaign says of it."""
         problem = f"config/{self.name}.yaml: columns: there is no variation {variation!r}"
         check_among(variation, self.variations, problem)
-        values = {"title": self.variations[variation].get("title", ""), **options}
-        scales = values.pop("scales", None)
-        scales = scales and tuple(scales)
-        return Setting(self.name, variation, scales, anew=not self.published, **values)
+        return Setting(
+            self.name,
+            variation,
+            scales and tuple(scales),
+            title or self.variations[variation].get("title", ""),
+            self.corpus,
+            varies,
+            anew=not self.published,
+        )
 
     def options(self, scale: str, variation: str, variant: str = "full") -> dict[str, Any]:
         """The options of a run by name, as plain values."""

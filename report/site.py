@@ -37,19 +37,16 @@ SYSTEMS = ("steps", "complexity", "decode", "recall", "checks", "gradients", "da
 def build(campaign: plan.Campaign, out: Path, published: bool) -> None:
     """Write the report of a campaign's columns to a folder; index.html comes last.
 
-    published: from results/published alone; else from the campaigns' own folders. Raises
-    InputError where a record is damaged.
+    published: from results/published alone; else from the campaign's own folder. Raises InputError
+    where a record is damaged.
     """
-    campaigns = {c.campaign: _campaign(c.campaign, published) for c in campaign.columns}
-    campaigns[campaign.name] = campaign  # with the changes that it was started with
-    settings = [replace(c, corpus=campaigns[c.campaign].corpus) for c in campaign.columns]
-    planned = [campaigns[setting.campaign] for setting in settings]
+    settings = campaign.columns
     out.mkdir(parents=True, exist_ok=True)
-    work = partial(_shown, out=out, published=published)
+    work = partial(_shown, campaign=campaign, out=out, published=published)
     # A process a setting: tables and figures take most of the time.
     with ProcessPoolExecutor(min(len(settings), os.cpu_count() or 1)) as pool:
         job = published and pool.submit(study.sections, records.PUBLISHED, out / "figures/study")
-        shown = (map if len(settings) == 1 else pool.map)(work, settings, planned)
+        shown = (map if len(settings) == 1 else pool.map)(work, settings)
         stored, cells, judged, drawn = zip(*shown, strict=True)
         sections = job.result() if published else []
     cells = pd.concat(cells, ignore_index=True)
@@ -64,7 +61,7 @@ def build(campaign: plan.Campaign, out: Path, published: bool) -> None:
     printed = render.write(tables.EVERY, cells, settings, out, verdicts)
     by_claim = list(map(_claim, verdicts))
     bodies = ((each.table, Markup(render.html(each))) for each in printed)
-    systems = (system_records(*each, published) for each in zip(stored, planned, strict=True))
+    systems = (system_records(each, campaign, published) for each in stored)
     runs = [each.runs for each in stored]
     differences = overview.difference_rows(settings, runs, cells, miniature)
     pages = {
@@ -72,9 +69,9 @@ def build(campaign: plan.Campaign, out: Path, published: bool) -> None:
         "tables.html": {"tables": [body for body in bodies if body[1].strip()]},
         "figures.html": {"figures": list(_pictures(settings, drawn))},
         "study.html": {"sections": list(map(_section, sections))},
-        "assumptions.html": {"assumptions": list(assumptions(settings, campaigns))},
+        "assumptions.html": {"assumptions": list(assumptions(campaign))},
         "records.html": {
-            "groups": list(run_groups(settings, campaigns, published)),
+            "groups": list(run_groups(campaign, published)),
             "systems": list(chain(*systems)),
         },
         "index.html": {
@@ -87,10 +84,7 @@ def build(campaign: plan.Campaign, out: Path, published: bool) -> None:
             "miniature": miniature,
             "losses": overview.losses(runs),
             "missing": list(missing(stored, published)),
-            "again": [
-                command(s, published, **({} if published else _chosen(c)))
-                for s, c in zip(settings, planned, strict=True)
-            ],
+            "again": [command(each, published, **_chosen(campaign)) for each in settings],
         },
     }
     pages = {name: content for name, content in pages.items() if any(content.values())}
@@ -123,12 +117,6 @@ def _shown(
     unlisted = set(data.FRAMES) - {"runs", *SYSTEMS}
     emptied = {name: getattr(stored, name)[:0] for name in unlisted}
     return replace(stored, **emptied), cells, claims.judge(cells, stored), drawn
-
-
-def _campaign(name: str, published: bool) -> plan.Campaign:
-    """What is planned: all of the campaign, or as the workflow was started in its own folder."""
-    started = records.RESULTS / name / "campaign.json"
-    return plan.load(started if started.exists() and not published else {"campaign": name})
 
 
 def _chosen(campaign: plan.Campaign) -> dict[str, list]:
@@ -188,12 +176,10 @@ def missing(stored: Sequence[Records], published: bool) -> Iterator[dict[str, An
 
     What is measured on a run that is missing too stands beside the run.
     """
-    campaigns = set()
-    for setting, planned in ((each.setting, each.planned) for each in stored):
-        lacking = planned[planned["status"] != "ok"]
-        if setting.campaign in campaigns:  # its benchmarks are listed once
+    for place, each in enumerate(stored):
+        setting, lacking = each.setting, each.planned.query("status != 'ok'")
+        if place > 0:  # benchmarks are all settings' and listed once
             lacking = lacking[lacking["kind"].isin(data.RUN_KINDS)]
-        campaigns.add(setting.campaign)
         runs = pd.MultiIndex.from_frame(lacking[["own_scale", "variant", "seed"]])
         of_missing = runs.isin(runs[lacking["kind"] == "runs"])
         lacking = lacking.assign(group=lacking["kind"].mask(of_missing, "runs"))
@@ -253,13 +239,10 @@ def _pictures(settings: Sequence[Setting], drawn: Sequence[list[str]]) -> Iterat
             yield {"drawing": drawing, "files": files}
 
 
-def assumptions(
-    settings: Sequence[Setting], campaigns: Mapping[str, plan.Campaign]
-) -> Iterator[dict[str, Any]]:
+def assumptions(campaign: plan.Campaign) -> Iterator[dict[str, Any]]:
     """Every option of a run with what it means and Full Relation's values by setting and scale."""
     options = []
-    for setting in settings:
-        campaign = campaigns[setting.campaign]
+    for setting in campaign.columns:
         variation = campaign.variations[setting.variation]
         scales = setting.scales or variation.get("scales") or campaign.scales
         by_scale = {scale: campaign.options(scale, setting.variation, "full") for scale in scales}
@@ -284,23 +267,22 @@ def _option(value: Any) -> str:
     return json.dumps(value).strip('"')
 
 
-def run_groups(
-    settings: Sequence[Setting], campaigns: Mapping[str, plan.Campaign], published: bool
-) -> Iterator[dict[str, Any]]:
+def run_groups(campaign: plan.Campaign, published: bool) -> Iterator[dict[str, Any]]:
     """Training runs by campaign; a shipped report has those of every campaign."""
     root = records.PUBLISHED if published else records.RESULTS
-    columns = {(setting.campaign, setting.variation): setting for setting in settings}
+    columns = {(setting.campaign, setting.variation): setting for setting in campaign.columns}
     shipped = sorted(path.parent.name for path in root.glob("*/runs.parquet")) if published else ()
-    for name in dict.fromkeys([*(setting.campaign for setting in settings), *shipped]):
+    for name in dict.fromkeys([campaign.name, *shipped]):
         runs = records.read(root / name / "runs.parquet", "runs")
         runs = runs.assign(own_scale=runs["scale"], title=runs["variant"].map(data.title))
         runs = runs.assign(anchor=data.anchors(Setting(name), "runs", runs))
-        config = Path("config", f"{name}.yaml")  # without one it can be made no more
-        campaign = campaigns.get(name) or (_campaign(name, published) if config.exists() else None)
-        files = data.job_files(campaign) if campaign else {}
+        planned = campaign if name == campaign.name else None
+        if planned is None and Path("config", f"{name}.yaml").exists():  # else it is made no more
+            planned = plan.load({"campaign": name})
+        files = data.job_files(planned) if planned else {}
         rows = runs.assign(again="").to_dict("records")
         for row in (row for row in rows if row["hash"] in files):
-            setting = Setting(name, row["variation"], corpus=campaign.corpus)
+            setting = Setting(name, row["variation"], corpus=planned.corpus)
             setting = columns.get((name, row["variation"]), setting)  # knows what a one-off varies
             row["again"] = command(setting, published, targets=[files[row["hash"]]])
         yield {"name": name, "rows": rows}

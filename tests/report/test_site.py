@@ -92,9 +92,8 @@ def choice_of(command: str) -> tuple[list[str], dict[str, str]]:
 
 
 def test_a_command_makes_again_exactly_the_run_beside_it() -> None:
-    settings = [Setting(CAMPAIGN, "scaled-sd-0.02"), Setting("books", "residual")]
-    campaigns = {each.campaign: plan.load({"campaign": each.campaign}) for each in settings}
-    groups = {group["name"]: group["rows"] for group in site.run_groups(settings, campaigns, True)}
+    books = plan.load({"campaign": "books"})
+    groups = {group["name"]: group["rows"] for group in site.run_groups(books, published=True)}
     last = {name: rows[-1] for name, rows in groups.items() if rows[-1]["again"]}
     assert last.keys() >= {CAMPAIGN, "books"}
     assert not any(row["again"] for row in groups["conversion"])  # of no campaign any more
@@ -263,7 +262,7 @@ def test_the_loss_of_one_run_with_one_key_changed_stands_beside_the_campaigns() 
 
 def test_options_of_a_scale_are_compared_with_those_of_a_part_of_its_tokens() -> None:
     books = plan.load({"campaign": "books"})
-    rows = {row["name"]: row for row in site.assumptions(books.columns, {"books": books})}
+    rows = {row["name"]: row for row in site.assumptions(books)}
     assert rows["budget_tokens"]["differs"] and not rows["tokens_per_update"]["differs"]
 
 
