@@ -1,4 +1,4 @@
-"""Launchers of the Gluon kernels for Hopper. To launch them, ask `hopper.chosen` before importing.
+"""Launchers of the Gluon kernels for Hopper. To launch them, ask `launch.chosen` before importing.
 
 A kernel's counters are cleared on the launch's own stream, and in a CUDA graph with it: launches
 beside each other never share one.

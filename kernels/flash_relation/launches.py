@@ -64,9 +64,9 @@ class Launches:
     GPU of this architecture; else conservative, and never timed. `descriptors`: tiles that a pass
     scans come through TMA descriptors; inputs that these cannot hold are copied. On Hopper 16-bit
     entries must: Triton before 3.7.1 leaves out the fence that other copies need. `gluon_forward`
-    and so on: passes that run in Gluon where `hopper.why_triton` has no reason against it; p1
+    and so on: passes that run in Gluon where `launch.why_triton` has no reason against it; p1
     leaves p2_info what no Triton kernel does, so both or neither. `gluon_forward_large` and so on:
-    for what `hopper.chosen` takes for large.
+    for what `launch.chosen` takes for large.
     """
 
     widest: int

@@ -38,10 +38,10 @@ def share_out_blocks() -> None:
     Without documents they have several groups of warps where a launch does.
     """
     if torch.cuda.get_device_capability() == (9, 0):
-        from relation.kernels.flash_relation import hopper, hopper_launch
+        from relation.kernels.flash_relation import hopper_launch, launch
 
         hopper_launch.multiprocessors = lambda device: 1
-        hopper.LARGE = hopper.LONG = 1
+        launch.LARGE = launch.LONG = 1
 
 
 def main() -> None:

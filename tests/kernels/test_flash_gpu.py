@@ -107,10 +107,10 @@ class TestOnDevice:
     @pytest.mark.parametrize("width", GLUON_WIDTHS)
     def test_passes_in_gluon_and_in_triton(self, monkeypatch, width):
         """The shipped choice on Hopper, and what other Tritons take."""
-        from relation.kernels.flash_relation import hopper, launch
+        from relation.kernels.flash_relation import launch
 
         entry = launch.select_launches(torch.device("cuda", 0), 2, width)
-        in_gluon = hopper.why_triton("forward", entry, torch.bfloat16) is None
+        in_gluon = launch.why_triton("forward", entry, torch.bfloat16) is None
         assert in_gluon == (torch.cuda.get_device_capability(0) == (9, 0))
         inputs = draw(5, (2, 3, 300, width), torch.bfloat16, "cuda")
         assert_exact(inputs)
@@ -125,10 +125,10 @@ class TestOnDevice:
     @pytest.mark.parametrize("programs", ["one for all blocks", "as shipped"])
     def test_programs_that_take_many_blocks(self, monkeypatch, width, many_rows, programs):
         """At any length, also by the launches for many rows."""
-        from relation.kernels.flash_relation import hopper, hopper_launch
+        from relation.kernels.flash_relation import hopper_launch, launch
 
         for bound in ("LARGE", "LONG") if many_rows else ():
-            monkeypatch.setattr(hopper, bound, 1)
+            monkeypatch.setattr(launch, bound, 1)
         if programs == "one for all blocks":
             monkeypatch.setattr(hopper_launch, "multiprocessors", lambda device: 1)
         for length in (1, 63, 64, 65, 128, 129, 192, 193, 1000):
