@@ -99,10 +99,7 @@ def job_files(campaign: plan.Campaign) -> dict[str, str]:
 
 
 def load(
-    setting: Setting,
-    published: bool = True,
-    root: Path = records.RESULTS,
-    campaign: plan.Campaign | None = None,
+    setting: Setting, published: bool = True, campaign: plan.Campaign | None = None
 ) -> Records:
     """Read a setting's records: shipped ones, or those of the campaign's own folder.
 
@@ -110,7 +107,7 @@ def load(
     Raises InputError where a file is damaged or runs of a pair are none, as relation.records.load.
     """
     campaign = campaign or _plan(setting.campaign)
-    folder = root / "published" / campaign.name if published else root / campaign.name
+    folder = records.PUBLISHED / campaign.name if published else campaign.folder
     # The scales that the setting names; else the paper's, or all where the campaign has none of it.
     scales = setting.scales or [s for s in campaign.scales if s in SCALES] or campaign.scales
     # What belongs to no scale, as the identities, stands in settings of the paper's scales.

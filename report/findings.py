@@ -183,7 +183,7 @@ def by_anchor(values: pd.DataFrame) -> None:
 def main() -> None:
     """Print all of them."""
     with TemporaryDirectory() as figures:
-        sections = study.sections(records.PUBLISHED, Path(figures))  # the fair comparison first
+        sections = study.sections(Path(figures))  # the fair comparison first
     for section in (each for each in sections if each.table is not None):
         print(fill(f"Study, {section.name}. {section.summary}", 200))
         print(section.table.drop(columns="", errors="ignore").to_string(index=False))

@@ -45,7 +45,7 @@ def build(campaign: plan.Campaign, out: Path, published: bool) -> None:
     work = partial(_shown, campaign=campaign, out=out, published=published)
     # A process a setting: tables and figures take most of the time.
     with ProcessPoolExecutor(min(len(settings), os.cpu_count() or 1)) as pool:
-        job = published and pool.submit(study.sections, records.PUBLISHED, out / "figures/study")
+        job = published and pool.submit(study.sections, out / "figures/study")
         shown = (map if len(settings) == 1 else pool.map)(work, settings)
         stored, cells, judged, drawn = zip(*shown, strict=True)
         sections = job.result() if published else []

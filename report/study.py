@@ -49,10 +49,11 @@ class Section:
     summary: str = ""
 
 
-def sections(published: Path, folder: Path) -> list[Section]:
-    """Every section whose rows are in `published`/<campaign>; figures go to `folder` as SVG."""
+def sections(folder: Path) -> list[Section]:
+    """Every section whose rows are shipped; figures go to `folder` as SVG."""
     folder.mkdir(parents=True, exist_ok=True)
-    books, tuned, trials = (records.load(published / n) for n in ("books", "fair", "readings"))
+    names = ("books", "fair", "readings")
+    books, tuned, trials = (records.load(records.PUBLISHED / name) for name in names)
     runs, probes = fair.with_last_loss(tuned["runs"], tuned["probes"]), tuned["probes"]
     steps = pd.concat([tuned["steps"], books["steps"]])
     tuned = [*comparison_sections(runs, "primary"), *arm_sections(runs, probes, steps)]
@@ -66,7 +67,7 @@ def sections(published: Path, folder: Path) -> list[Section]:
             *elsewhere(runs),
             head_start(runs, probes, folder),
             *rates(runs, folder),
-            answer_section(published.parent, runs, folder),
+            answer_section(runs, folder),
         ]
         if len(pairs := readings.values(trials)):
             table = readings.draw(pairs, folder)
@@ -92,12 +93,12 @@ def filled_columns(rows: Iterable[dict[str, object]]) -> pd.DataFrame:
     return table.loc[:, ~table.isin([UNRECORDED, UNMEASURED, "", None]).all()]
 
 
-def answer_section(root: Path, runs: pd.DataFrame, folder: Path) -> Section | None:
+def answer_section(runs: pd.DataFrame, folder: Path) -> Section | None:
     """Relation − MHA of every setting that has pairs: the rows of the first page, and the fair
-    comparison, as a figure. root: of all results; runs: of `fair`, as `fair.with_last_loss`."""
+    comparison, as a figure. runs: of `fair`, as `fair.with_last_loss`."""
     bars = []
     for setting in plan.load({"campaign": "books"}).columns:
-        for row in overview.differences(data.load(setting, root=root).runs):
+        for row in overview.differences(data.load(setting).runs):
             label = f"{row['scale']}: {setting}, {counted(row['final_nll'].n, 'pair')}"
             bars.append(Bar(label, row["final_nll"], printed=row["paper"]))
     for variation, words in ((fair.TUNED, "Tuned alike"), ("long", "Tuned alike, 600M tokens")):

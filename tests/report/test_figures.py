@@ -1,7 +1,6 @@
 """Every figure draws from the shipped records, alike each time, and leaves out what did not run."""
 
 import dataclasses
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +11,7 @@ NEAREST = data.Setting("books", "nearest", ("10M", "30M"))
 
 @pytest.fixture(scope="module")
 def records():
-    return data.load(NEAREST, published=True, root=Path("results"))
+    return data.load(NEAREST)
 
 
 def test_every_figure_of_the_nearest_reading_is_drawn(records, tmp_path):

@@ -5,7 +5,6 @@ import math
 import pandas as pd
 import pyarrow as pa
 import pytest
-from conftest import ROOT
 
 from relation import plan
 from relation import records as stored
@@ -162,14 +161,15 @@ def test_gaps_say_what_is_planned_and_why_it_is_not_there() -> None:
 
 def test_a_log_counts_where_it_is_of_the_run_that_is_planned(tmp_path) -> None:
     campaign = plan.load({"campaign": "tiny"})
+    campaign.folder = tmp_path
     run, other = campaign.runs[:2]
     for of, hash in ((run, run.hash), (other, run.hash)):
-        log = tmp_path / "tiny" / "logs" / "train" / f"{of.name}.log"
+        log = tmp_path / "logs" / "train" / f"{of.name}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         log.write_text(f"{of.name} is trained as {hash}\nerror: the disk is full\n")
 
     def statuses(published: bool) -> dict[str, str]:
-        planned = data.load(campaign.columns[0], published, tmp_path).planned
+        planned = data.load(campaign.columns[0], published, campaign).planned
         return planned.query("kind == 'runs'").set_index(["variant", "seed"])["status"].to_dict()
 
     assert statuses(published=False)[run.variant, run.seed] == "failed"
@@ -425,7 +425,7 @@ def shipped() -> dict[str, pd.DataFrame]:
             ("nearest", None), ("gpt2", None), ("residual", None), ("nearest", ("100M28pc",))
         )
     ]  # fmt: skip
-    made = [data.load(each, published=True, root=ROOT / "results") for each in settings]
+    made = [data.load(each) for each in settings]
     cells = table.cells(made, tables.PAPER).set_index(["table", *paper.KEY])
     return {name: of for name, of in cells.groupby("setting")}
 
