@@ -17,11 +17,10 @@ from tqdm import tqdm
 from relation.errors import InputError
 
 
-def torch_device(name: str) -> torch.device:
-    """The device "cpu" or "cuda". Raises InputError for a GPU where PyTorch sees none."""
-    if name != "cpu" and not torch.cuda.is_available():
+def check_gpu() -> None:
+    """Raise InputError where PyTorch sees no GPU."""
+    if not torch.cuda.is_available():
         raise InputError("a CUDA GPU is needed here, and PyTorch sees none")
-    return torch.device(name)
 
 
 def describe(device: torch.device) -> str:
@@ -68,7 +67,7 @@ def gpu_lock(count: int = 1, runs_per_gpu: int = 1) -> Iterator[list[int]]:
     Waits until they are free. All or none are taken, so two jobs never wait for each other with
     half of what both need. Raises InputError where the machine has fewer.
     """
-    torch_device("cuda")
+    check_gpu()
     available = torch.cuda.device_count()
     if available < count:
         raise InputError(f"{count} processes need {count} GPUs and PyTorch sees {available} here")

@@ -252,9 +252,9 @@ class Campaign:
         for name in prepared:
             check_texts(self.data[name])
         if on_gpu:
-            from relation.machine import torch_device
+            from relation.machine import check_gpu
 
-            torch_device("cuda")
+            check_gpu()
         self.write_settings(self.settings_file)
 
     def measured(self, run: Run) -> dict[str, str]:

@@ -16,6 +16,7 @@ import pandas as pd
 
 from relation.plan import Setting
 from relation.variants import ABLATIONS, VARIANTS
+from report.data import Records
 from report.evidence import LAST_BIT, Case, Evidence, Term, above, below, compare, joined, outcome
 from report.paper import GPU, SCALES, SEEDS
 
@@ -68,9 +69,8 @@ class Judged:
     not_established: str = ""
 
 
-def judge(cells: pd.DataFrame, records: object) -> list[Judged]:
-    """All verdicts of one setting: of its rows of ``report.table.cells``, and of its records, of
-    which ``checks``, ``models``, ``planned`` and ``setting`` count."""
+def judge(cells: pd.DataFrame, records: Records) -> list[Judged]:
+    """All verdicts of one setting, of its rows of ``report.table.cells`` and of its records."""
     case, judged = Case(cells, records), []
     for claim in CLAIMS:
         rows = list(claim.gather(case)) or [_unchecked(records)]
@@ -479,7 +479,7 @@ def _checked(case: Case, check: str) -> pd.DataFrame:
     return case.records.checks[case.records.checks["check"] == check]
 
 
-def _unchecked(records: object) -> Evidence:
+def _unchecked(records: Records) -> Evidence:
     """Evidence that a check was not made."""
     why = joined(*records.planned[records.planned["kind"] == "checks"]["reason"])
     why = why or "`python -m relation check` made no such check in this campaign"

@@ -14,6 +14,7 @@ from statistics import fmean, stdev
 import pandas as pd
 
 from report import stats
+from report.data import Records
 from report.paper import SCALES, SEEDS
 
 # Each verdict's sign, its class in the style sheet, and its meaning.
@@ -89,7 +90,7 @@ class Term:
 class Case:
     """One setting's cells by table, row, column and statistic, and its frames."""
 
-    def __init__(self, cells: pd.DataFrame, records: object) -> None:
+    def __init__(self, cells: pd.DataFrame, records: Records) -> None:
         keys = cells[["table", "row", "column", "statistic"]].itertuples(index=False, name=None)
         rows = cells.astype(object).where(cells.notna(), None).to_dict("records")
         self.cells = dict(zip(keys, rows, strict=True))
