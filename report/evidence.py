@@ -27,7 +27,8 @@ VERDICTS = {
 }
 NOT_ESTABLISHED = "its 95% interval includes values that contradict this"
 ONE_SEED = "one seed has no interval"
-LENGTHS = {"flow_length": 1024, "rank_length": 512}  # of diagnosed sequences (Appendix B.4, B.5)
+# Tokens of the sequences that the paper diagnoses (Appendix B.4, B.5).
+PAPER_LENGTHS = {"flow_length": 1024, "rank_length": 512}
 LAST_BIT = 1e-9  # equal sums of equal numbers may differ in the last bit
 
 
@@ -135,9 +136,9 @@ class Case:
                 if full.value is not None and mha.value is None:
                     return f"MHA of {scale}: {mha.reason or mha.status}"
                 continue
-            table = "relation_internal" if need in LENGTHS else "app-configs"
+            table = "relation_internal" if need in PAPER_LENGTHS else "app-configs"
             ours, paper = self.ours_and_paper(table, scale, need)
-            paper = LENGTHS.get(need, paper)
+            paper = PAPER_LENGTHS.get(need, paper)
             if ours is not None and ours != paper:
                 shown = self.cells[table, scale, need, "value"].get("scale") or scale  # 10M-mini
                 return f"{need.replace('_', ' ')} of {shown} is {ours}, the paper's {paper}"

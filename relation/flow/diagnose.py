@@ -9,14 +9,13 @@ from torch import Tensor
 from relation import records
 from relation.data.windows import document_mask, first_windows, open_tokens
 from relation.errors import InputError
+from relation.flow.maps import encode
 from relation.flow.metrics import Layer, read_layers
 from relation.jobs import Run
 from relation.machine import Progress, claim, describe, to_device
 from relation.train.checkpoint import load_model
 
 SIDE = 64  # blocks a side of a map, fewer where the flow has fewer tokens
-# A map's bytes: an entry x is round(63 + 62/5 log10 x), 0 below 10^-5. So few levels compress.
-_DECADES, _TOP = 5.0, 63
 
 
 def pooled(flow: Tensor, side: int = SIDE) -> Tensor:
@@ -30,13 +29,6 @@ def pooled(flow: Tensor, side: int = SIDE) -> Tensor:
     block = (torch.arange(1, length + 1, device=flow.device) * blocks - 1) // length
     member = (block == torch.arange(blocks, device=flow.device)[:, None]).to(flow.dtype)  # (n, T)
     return (member / member.sum(-1, keepdim=True)) @ flow @ member.T
-
-
-def encode(entries: np.ndarray) -> np.ndarray:
-    """Entries in [0, 1] as bytes of the same shape, uint8: to within 10% where 10^-5 or more."""
-    with np.errstate(divide="ignore"):
-        codes = np.rint(_TOP + (_TOP - 1) / _DECADES * np.log10(entries))
-    return np.clip(codes, 0, _TOP).astype(np.uint8)
 
 
 def _rounded(values: np.ndarray) -> np.ndarray:

@@ -7,6 +7,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from relation.flow.maps import DECADES, decode
 from relation.variants import PAIRED
 from report import stats
 from report.data import Records
@@ -14,8 +15,6 @@ from report.figures import style
 from report.figures.style import NAME, drawing, paired, panels
 
 MAP_LAYERS = 5  # layers a row of the flow maps
-# Maps are stored as bytes on a logarithmic scale: 63 is 1, 62 levels over five decades.
-TOP, DECADES = 63, 5.0
 PERCENT = PercentFormatter(1.0, decimals=0)
 
 
@@ -101,8 +100,7 @@ def flow_maps(rows: pd.DataFrame, records: Records) -> Figure:
             heads = maps[maps["layer"] == layer]
             side = int(heads["side"].iloc[0])
             codes = np.stack([np.frombuffer(c, np.uint8) for c in heads["codes"]])
-            logs = (codes.astype(float) - TOP) * DECADES / (TOP - 1)  # log10, (heads, side²)
-            mean = np.where(codes > 0, 10.0**logs, 0.0).mean(0).reshape(side, side)
+            mean = decode(codes).mean(0).reshape(side, side)  # of (heads, side²)
             panel.set_axis_on()
             image = np.log10(np.maximum(mean, 10.0**-DECADES))
             panel.imshow(image, cmap="magma", vmin=-DECADES, vmax=0, interpolation="nearest")

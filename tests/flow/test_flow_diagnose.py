@@ -13,6 +13,7 @@ from relation.data.windows import document_mask, open_tokens
 from relation.errors import RunError
 from relation.flow import metrics
 from relation.flow.diagnose import diagnose
+from relation.flow.maps import decode
 from relation.nn import Decoder
 from relation.train.checkpoint import load_model, save_model
 
@@ -81,6 +82,7 @@ def test_rows_of_a_checkpoint(tmp_path, data, variant) -> None:
             mass = np.add.reduceat(flows[0, head].double().numpy(), starts, axis=1)
             mean = np.add.reduceat(mass, starts) / np.diff([*starts, 70])[:, None]
             back, shown = 10 ** ((codes - 63) * 5 / 62), mean > 1.1e-5
+            assert np.allclose(decode(codes), np.where(codes > 0, back, 0), rtol=1e-12)
             assert back[shown] == pytest.approx(mean[shown], rel=0.1) and back[~shown].max() < 2e-5
 
 
