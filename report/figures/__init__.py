@@ -4,8 +4,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from report.data import FRAMES, Records
-from report.figures import quality, structure, systems  # noqa: F401, each declares its figures
-from report.figures.style import ALL, save, styled
+from report.figures import quality, structure, systems
+from report.figures.style import Drawing, save, styled
+
+# In the order of the pages; `drawing` declares each.
+_MODULES = (quality, structure, systems)
+ALL = [each for module in _MODULES for each in vars(module).values() if type(each) is Drawing]
 
 
 def draw(records: Records, folder: Path) -> list[str]:

@@ -54,18 +54,14 @@ class Drawing:
     draw: Callable[[pd.DataFrame, Records], Figure]
 
 
-ALL: list[Drawing] = []
-
-
 def drawing(name: str, heading: str, choose: Callable[[Records], pd.DataFrame]) -> Callable:
     """Declare a figure: a function from rows and records, whose docstring is the caption.
 
     choose: the rows that it draws; without any, the figure is left out.
     """
 
-    def declare(draw: Callable[[pd.DataFrame, Records], Figure]) -> Callable:
-        ALL.append(Drawing(name, heading, " ".join(draw.__doc__.split()), choose, draw))
-        return draw
+    def declare(draw: Callable[[pd.DataFrame, Records], Figure]) -> Drawing:
+        return Drawing(name, heading, " ".join(draw.__doc__.split()), choose, draw)
 
     return declare
 
