@@ -49,4 +49,4 @@ def measure(bench: Bench, out: Path) -> None:
         return {"operator": name, "context": context, **median_columns("seconds", seconds)}
 
     contexts = dict.fromkeys(side.context for side in bench.sides)
-    record(bench, out, "complexity", [sides], [(T,) for T in contexts], row)
+    record(bench, out, [sides], [(T,) for T in contexts], row)

@@ -109,4 +109,4 @@ def measure(bench: Bench, out: Path) -> None:
             "state_bytes": state_bytes(config, context, batch, DTYPES[bench.precision]),
         }
 
-    record(bench, out, "decode", [sides], cells, row)
+    record(bench, out, [sides], cells, row)

@@ -312,19 +312,19 @@ class Sides:
 def record(
     bench: Bench,
     out: Path,
-    kind: str,
     groups: Iterable[Mapping[str, Side]],
     cells: Iterable[tuple],
     row: Callable[..., dict],
     warm_rounds: int = 2,
 ) -> None:
-    """Measure a campaign's benchmark and write its record.
+    """Measure a campaign's benchmark and write its record, of the kind `bench.kind`.
 
     groups: the sides that are measured together, group by group; cells: arguments of every side;
-    row(side, seconds, *arguments): columns of the kind, of the seconds of all rounds.
+    row(side, seconds, *arguments): further columns, of the seconds of all rounds.
     Whatever a side meets, out of memory, a crash or a missing backend, is its row's status.
     """
-    names, rows, key = records.KINDS[kind].names, [], records.key(bench, kind)
+    kind, rows = bench.kind, []
+    names, key = records.KINDS[kind].names, records.key(bench, kind)
     with machine.claim(bench.device, empty=True) as device:
         conditions = Conditions(device)
         for sides in groups:

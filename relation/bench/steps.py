@@ -130,4 +130,4 @@ def measure(bench: Bench, out: Path, data: Path) -> None:
         }
 
     # A round's first update settles what the others left: no rounds to warm up.
-    record(bench, out, "steps", calls, [()], row, warm_rounds=0)
+    record(bench, out, calls, [()], row, warm_rounds=0)
