@@ -15,7 +15,7 @@ from relation.nn.cache import HistoryCache, LinearState
 from relation.nn.model import FullRelationMixer, LinearRelationMixer, places_of, retention_start
 from relation.nn.norms import Normed, is_bare
 from relation.ops.backends import Execution
-from relation.ops.rope import rope_angles
+from relation.ops.rotations import rope_angles
 from relation.variants import FULL, LINEAR, MIXERS, ModelConfig, check_type
 
 

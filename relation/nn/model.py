@@ -36,7 +36,7 @@ from relation.kernels.documents import Documents, check_documents
 from relation.nn.cache import Cache, DecodeState, HistoryCache, LinearState
 from relation.nn.norms import HeadRMSNorm, Normed, RMSNorm
 from relation.ops.backends import Execution
-from relation.ops.rope import apply_rope, rope_angles
+from relation.ops.rotations import apply_rope, rope_angles
 from relation.variants import CALIBRATED, FULL, LINEAR, MHA, MIXERS, ModelConfig
 
 RopeTables = tuple[Tensor, Tensor]

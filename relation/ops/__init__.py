@@ -7,7 +7,6 @@ and `linear_relation` take them; attention takes q, k and v in place of p1, p2 a
 from relation.ops.attention import attention_step, causal_attention, causal_flow, for_heads, scores
 from relation.ops.backends import BACKENDS, get_backend
 from relation.ops.full import full_flow, full_relation, full_relation_step
-from relation.ops.givens import givens_mix
 from relation.ops.linear import chunked_linear_relation, linear_relation
-from relation.ops.rope import rope
+from relation.ops.rotations import givens_mix, rope
 from relation.ops.tiled import tiled_relation

@@ -17,7 +17,7 @@ from torch import Tensor
 from relation import ops
 from relation.kernels import decoding
 from relation.nn.sampling import Sampling, next_token_probabilities
-from relation.ops.rope import apply_rope, rope_angles
+from relation.ops.rotations import apply_rope, rope_angles
 
 HEADS, CAPACITY = 4, 300
 # No history, a token, a piece but one, a piece, one more, and several with a ragged end.

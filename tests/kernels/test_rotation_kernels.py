@@ -6,7 +6,7 @@ from equations import differentiate, draw
 from exactness import SLACK
 from interpreter import INTERPRETED, run_interpreted
 
-from relation.ops.rope import apply_rope, rope_angles
+from relation.ops.rotations import apply_rope, rope_angles
 
 SHAPES = [(2, 3, 5, 48), (1, 2, 70, 64), (2, 5, 33, 80), (1, 1, 1, 2)]
 

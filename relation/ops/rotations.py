@@ -1,4 +1,4 @@
-"""Rotary position embedding over the full head width (Appendix B.3)."""
+"""Rotations: of coordinates by RoPE (Appendix B.3), of information heads by Givens mixing (A.2)."""
 
 import math
 
@@ -8,7 +8,7 @@ from torch.library import define, impl, register_fake
 
 from relation.errors import InputError
 from relation.kernels.available import is_eager, why_unavailable
-from relation.kernels.checks import check_states, once_differentiable
+from relation.kernels.checks import check_device, check_floating, check_states, once_differentiable
 
 # Cosines and sines are an operator of their own: torch.compile would otherwise compute them anew in
 # the kernel that multiplies by them, for each of B x H x T x D numbers. Not by `custom_op`, whose
@@ -84,3 +84,30 @@ def rope(x: Tensor, base: float = 1e4, offset: int = 0) -> Tensor:
     check_states(x=x)
     places = torch.arange(offset, offset + x.shape[2], device=x.device)
     return apply_rope(x, *rope_angles(places, x.shape[3], base))
+
+
+def givens_mix(info: Tensor, theta: Tensor, layer_index: int) -> Tensor:
+    """Rotate each pair of information heads by its angle: I to I-tilde (Eq. 4).
+
+    info: (B, H, T, D) and theta: (H/2,) radians, any floating dtypes. `layer_index` (from 0)
+    chooses the pairing, zero-based: M_A = (0,1)(2,3)... on even layers, M_B = (1,2)(3,4)...(H-1,0)
+    on odd ones. The rotation is computed in FP32 at least (FP64 where info or theta is) and rounded
+    once; returns (B, H, T, D) in info's dtype. Raises InputError for odd H and what does not fit.
+    """
+    check_states(info=info)
+    check_floating(theta=theta)
+    check_device(info, theta)
+    heads = info.shape[1]
+    if heads % 2:
+        raise InputError(f"Givens mixing pairs heads, and H = {heads} is odd; use an even H")
+    if theta.shape != (heads // 2,):
+        raise InputError(f"theta has shape {tuple(theta.shape)}; H = {heads} needs ({heads // 2},)")
+    shift = layer_index % 2
+    wide = torch.promote_types(torch.promote_types(info.dtype, theta.dtype), torch.float32)
+    # Over (B, T, H, D), as the heads lie in memory. Rolling by one turns M_B into M_A.
+    x = info.to(wide).transpose(1, 2).roll(-shift, dims=2)
+    a, b = x.unflatten(2, (-1, 2)).unbind(3)  # (B, T, H/2, D) each
+    angle = theta.to(wide)[:, None]
+    cos, sin = angle.cos(), angle.sin()
+    mixed = torch.stack((cos * a - sin * b, sin * a + cos * b), dim=3).flatten(2, 3)
+    return mixed.roll(shift, dims=2).transpose(1, 2).to(info.dtype)
