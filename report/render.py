@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from string import ascii_lowercase
@@ -142,7 +142,34 @@ def _entry(column: Column, cell: dict[str, Any], out: Printed) -> Entry:
 
 def prepare(table: Table, cells: pd.DataFrame, settings: Sequence[Setting]) -> Printed:
     """Lay out one table: a line a row and column, an entry a setting that has a value in it."""
-    out, by_setting = Printed(table), dict(list(cells.groupby("setting")))
+    out = Printed(table)
+    _sort_settings(out, cells, settings)
+    shown = cells[cells["setting"].isin([setting.name for setting in out.settings])]
+    outside = shown["reason"].str.endswith(OUTSIDE).groupby(shown["row"], sort=False).all()
+    out.outside = list(dict.fromkeys(row.partition("/")[0] for row in outside.index[outside]))
+    shown = shown[~shown["row"].map(outside).astype(bool)]
+    # By row and column, then by setting and whether it is a value or its deviation.
+    index: dict[tuple[str, str], dict[tuple[str, str], dict[str, Any]]] = {}
+    for cell in shown.to_dict("records"):
+        key = (cell["setting"], "sd" if cell["statistic"] == "sd" else "value")
+        index.setdefault((cell["row"], cell["column"]), {})[key] = cell
+    scales = shown.groupby("row")["scale"].unique().to_dict()
+    for title, columns in table.panels.items():
+        lines = []
+        for row in _rows(table, title, columns, index):
+            places = [(column, (row, column.column)) for column in columns]
+            row_lines = [_line(column, index[key], out) for column, key in places if key in index]
+            scale, label = row.partition("/")[0], table.names.get(row) or row.replace("/", ", ")
+            if len(scales[row]) == 1 and scales[row][0] and label.startswith(scale):
+                label = scales[row][0] + label.removeprefix(scale)  # all have one, as 10M-mini
+            lines.append((label, row_lines))
+        out.panels += [(title, lines)] if lines else []
+    return out
+
+
+def _sort_settings(out: Printed, cells: pd.DataFrame, settings: Sequence[Setting]) -> None:
+    """Note which settings have a value, under which conditions, and why the others have none."""
+    by_setting = dict(list(cells.groupby("setting")))
     for setting in (each for each in settings if each.name in by_setting):
         setting_cells = by_setting[setting.name]
         if (setting_cells["status"] == "ok").any():
@@ -153,33 +180,18 @@ def prepare(table: Table, cells: pd.DataFrame, settings: Sequence[Setting]) -> P
         else:
             reasons = setting_cells[setting_cells["status"] != "no counterpart"]["reason"].mode()
             out.absent.append((setting, next(iter(reasons), "")))
-    shown = cells[cells["setting"].isin([setting.name for setting in out.settings])]
-    outside = shown["reason"].str.endswith(OUTSIDE).groupby(shown["row"], sort=False).all()
-    out.outside = list(dict.fromkeys(row.partition("/")[0] for row in outside.index[outside]))
-    shown = shown[~shown["row"].map(outside).astype(bool)]
-    scales = shown.groupby("row")["scale"].unique().to_dict()
-    index: dict[tuple[str, str], dict[tuple[str, str], dict[str, Any]]] = {}
-    for cell in shown.to_dict("records"):
-        key = (cell["setting"], "sd" if cell["statistic"] == "sd" else "value")
-        index.setdefault((cell["row"], cell["column"]), {})[key] = cell
-    for title, columns in table.panels.items():
-        keys = [column.column for column in columns]
-        filled = [row for row, column in index if column in keys and row != "setting"]
-        # Those that the paper has not come last.
-        filled = [*(row for row in table.printed["row"].unique() if row in filled), *filled]
-        rows = [row for row in dict.fromkeys([*table.rows_of(title), *filled]) if row in scales]
-        # Rows of one scale together, scales in the order of their first row.
-        groups = list(dict.fromkeys(row.partition("/")[0] for row in rows))
-        lines = []
-        for row in sorted(rows, key=lambda row: groups.index(row.partition("/")[0])):
-            places = [(column, (row, column.column)) for column in columns]
-            row_lines = [_line(column, index[key], out) for column, key in places if key in index]
-            scale, label = row.partition("/")[0], table.names.get(row) or row.replace("/", ", ")
-            if len(scales[row]) == 1 and scales[row][0] and label.startswith(scale):
-                label = scales[row][0] + label.removeprefix(scale)  # all have one, as 10M-mini
-            lines.append((label, row_lines))
-        out.panels += [(title, lines)] if lines else []
-    return out
+
+
+def _rows(table: Table, title: str, columns: Sequence[Column], index: Collection) -> list[str]:
+    """A panel's rows as they are printed. index: rows and columns that have a cell."""
+    keys, there = [column.column for column in columns], {row for row, _ in index}
+    filled = [row for row, column in index if column in keys and row != "setting"]
+    # Those that the paper has not come last.
+    filled = [*(row for row in table.printed["row"].unique() if row in filled), *filled]
+    rows = [row for row in dict.fromkeys([*table.rows_of(title), *filled]) if row in there]
+    # Rows of one scale together, scales in the order of their first row.
+    groups = list(dict.fromkeys(row.partition("/")[0] for row in rows))
+    return sorted(rows, key=lambda row: groups.index(row.partition("/")[0]))
 
 
 def _line(column: Column, cells: dict, out: Printed) -> tuple[str, str, list[Entry]]:

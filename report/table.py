@@ -223,18 +223,7 @@ def table_cells(table: Table, records: Records) -> pd.DataFrame:
 
     joined = [name for name in COLUMNS if name in KEY or name not in printed]
     cells = pd.DataFrame(computed, columns=joined).astype(dict.fromkeys(NUMBERS, float))
-    cells = cells.merge(printed, "left", on=KEY)
-    units = {key: column.unit for key, column in table.columns.items()}
-    of_column = cells["column"].map(units).where(cells["row"] != "setting")
-    cells["unit"] = cells["unit"].fillna(of_column).fillna("text")
-    unit_size = cells["unit"].map(UNITS).astype(float)
-    cells[list(NUMBERS)] = cells[list(NUMBERS)].div(unit_size, axis=0)
-    if "steps" not in table.frames:  # shares of a whole, unlike differences (+) and rates
-        shares = [k for k, c in table.columns.items() if c.unit == "%" and "+" not in c.format]
-        cut = cells.loc[cells["column"].isin(shares), ["low", "high"]].clip(0, 100)
-        cells.loc[cut.index, ["low", "high"]] = cut
-    pairs = zip(cells["by_seed"], unit_size, strict=True)
-    cells["by_seed"] = [{seed: v / unit for seed, v in values.items()} for values, unit in pairs]
+    cells = _in_units(table, cells.merge(printed, "left", on=KEY))
     cells["setting"], cells["table"] = records.setting.name, table.label
     own_scales = pd.concat([records.models, records.planned]).set_index("scale")["own_scale"]
     cells["scale"] = cells["row"].str.split("/").str[0].map(own_scales.to_dict())
@@ -247,6 +236,22 @@ def table_cells(table: Table, records: Records) -> pd.DataFrame:
     words = ["paper", "text", "scale", "agrees"]
     cells[words] = cells[words].astype(object).where(cells[words].notna(), None)
     return cells[COLUMNS]
+
+
+def _in_units(table: Table, cells: pd.DataFrame) -> pd.DataFrame:
+    """Cells with `unit`, in which their numbers are from here on; shares end at 0 and 100%."""
+    units = {key: column.unit for key, column in table.columns.items()}
+    of_column = cells["column"].map(units).where(cells["row"] != "setting")
+    cells["unit"] = cells["unit"].fillna(of_column).fillna("text")
+    unit_size = cells["unit"].map(UNITS).astype(float)
+    cells[list(NUMBERS)] = cells[list(NUMBERS)].div(unit_size, axis=0)
+    pairs = zip(cells["by_seed"], unit_size, strict=True)
+    cells["by_seed"] = [{seed: v / unit for seed, v in values.items()} for values, unit in pairs]
+    if "steps" not in table.frames:  # shares of a whole, unlike differences (+) and rates
+        shares = [k for k, c in table.columns.items() if c.unit == "%" and "+" not in c.format]
+        cut = cells.loc[cells["column"].isin(shares), ["low", "high"]].clip(0, 100)
+        cells.loc[cut.index, ["low", "high"]] = cut
+    return cells
 
 
 def _agrees(table: Table, cells: pd.DataFrame) -> pd.Series:
