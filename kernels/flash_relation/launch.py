@@ -28,8 +28,8 @@ def why_triton(name: str, launches: Launches, dtype: torch.dtype) -> str | None:
 
     launches: the device's entry.
     """
-    if launches.gluon(name) is None:
-        return f"launches.py has no gluon_{name} for this GPU, width and number of bits"
+    if launches.in_gluon(name) is None:
+        return f"launches.py has no {name} in Gluon for this GPU, width and number of bits"
     if dtype != torch.bfloat16:
         return "the Gluon kernels take bfloat16 only"
     return _why_no_gluon()
@@ -51,7 +51,7 @@ def chosen(name: str, launches: Launches, owned: Tensor, documents: bool) -> Glu
     if why_triton(name, launches, owned.dtype):
         return None
     B, H, T, _ = owned.shape
-    return launches.gluon(name, large=not documents and T >= LONG and B * H * T >= LARGE)
+    return launches.in_gluon(name, large=not documents and T >= LONG and B * H * T >= LARGE)
 
 
 def launch_forward(

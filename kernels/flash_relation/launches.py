@@ -1,7 +1,8 @@
 """Tile shapes and warps of every pass, by architecture, and the order of programs."""
 
 import functools
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 
@@ -63,9 +64,9 @@ class Launches:
     forward, repair and p1 own block_i rows, p2_info block_j. `tuned`: the fastest of a search on a
     GPU of this architecture; else conservative, and never timed. `descriptors`: tiles that a pass
     scans come through TMA descriptors; inputs that these cannot hold are copied. On Hopper 16-bit
-    entries must: Triton before 3.7.1 leaves out the fence that other copies need. `gluon_forward`
-    and so on: passes that run in Gluon where `launch.why_triton` has no reason against it; p1
-    leaves p2_info what no Triton kernel does, so both or neither. `gluon_forward_large` and so on:
+    entries must: Triton before 3.7.1 leaves out the fence that other copies need. `gluon`: of
+    GLUON_PASSES those that run in Gluon where `launch.why_triton` has no reason against it; p1
+    leaves p2_info what no Triton kernel does, so both or neither. `gluon_large`: in place of these
     for what `launch.chosen` takes for large.
     """
 
@@ -76,16 +77,12 @@ class Launches:
     p2_info: Launch
     tuned: bool = False
     descriptors: bool = False
-    gluon_forward: GluonLaunch | None = None
-    gluon_p1: GluonLaunch | None = None
-    gluon_p2_info: GluonLaunch | None = None
-    gluon_forward_large: GluonLaunch | None = None
-    gluon_p1_large: GluonLaunch | None = None
-    gluon_p2_info_large: GluonLaunch | None = None
+    gluon: Mapping[str, GluonLaunch] = field(default_factory=dict)
+    gluon_large: Mapping[str, GluonLaunch] = field(default_factory=dict)
 
     def __post_init__(self):
-        if (self.gluon_p1 is None) != (self.gluon_p2_info is None):
-            raise ValueError(f"width {self.widest}: gluon_p1 and gluon_p2_info come together")
+        if ("p1" in self.gluon) != ("p2_info" in self.gluon):
+            raise ValueError(f"width {self.widest}: p1 and p2_info are in gluon together")
         for name in PASSES:
             launch = getattr(self, name)
             owned, scanned = launch.block_i, launch.block_j
@@ -95,10 +92,10 @@ class Launches:
                 where = f"{name} at width {self.widest}"
                 raise ValueError(f"{where}: {scanned} does not divide {owned}")
 
-    def gluon(self, name: str, large: bool = False) -> GluonLaunch | None:
+    def in_gluon(self, name: str, large: bool = False) -> GluonLaunch | None:
         """How one of `GLUON_PASSES` runs in Gluon, if it does."""
-        launch = getattr(self, f"gluon_{name}_large") if large else None
-        return launch or getattr(self, f"gluon_{name}")
+        launches = {**self.gluon, **self.gluon_large} if large else self.gluon
+        return launches.get(name)
 
 
 # FP32 products run on the ordinary cores, whose operands fill the registers: small tiles.
@@ -127,9 +124,11 @@ LAUNCHES: dict[tuple[str, int], tuple[Launches, ...]] = {
             repair=Launch(64, 32, 4, 1),
             p1=Launch(64, 64, 4, 3, 168, padded=True),
             p2_info=Launch(64, 64, 4, 3, 168),
-            gluon_forward=GluonLaunch(3, 80, 3),
-            gluon_p1=GluonLaunch(3, 128, 2),
-            gluon_p2_info=GluonLaunch(3, 128, 2),
+            gluon={
+                "forward": GluonLaunch(3, 80, 3),
+                "p1": GluonLaunch(3, 128, 2),
+                "p2_info": GluonLaunch(3, 128, 2),
+            },
         ),
         Launches(
             64, tuned=True, descriptors=True,
@@ -137,10 +136,12 @@ LAUNCHES: dict[tuple[str, int], tuple[Launches, ...]] = {
             repair=Launch(64, 32, 4, 1),
             p1=Launch(64, 64, 4, 3, 168),
             p2_info=Launch(64, 64, 4, 3),
-            gluon_forward=GluonLaunch(3, 80, 3),
-            gluon_p1=GluonLaunch(3, 128, 2),
-            gluon_p2_info=GluonLaunch(3, 128, 2),
-            gluon_p2_info_large=GluonLaunch(4, 168, 1, groups=2),
+            gluon={
+                "forward": GluonLaunch(3, 80, 3),
+                "p1": GluonLaunch(3, 128, 2),
+                "p2_info": GluonLaunch(3, 128, 2),
+            },
+            gluon_large={"p2_info": GluonLaunch(4, 168, 1, groups=2)},
         ),
         Launches(
             80, tuned=True, descriptors=True,
@@ -148,9 +149,11 @@ LAUNCHES: dict[tuple[str, int], tuple[Launches, ...]] = {
             repair=Launch(64, 32, 4, 1),
             p1=Launch(64, 64, 4, 3, 168),
             p2_info=Launch(64, 64, 4, 3),
-            gluon_forward=GluonLaunch(2, 80, 3),
-            gluon_p1=GluonLaunch(3, 128, 2),
-            gluon_p2_info=GluonLaunch(3, 128, 2),
+            gluon={
+                "forward": GluonLaunch(2, 80, 3),
+                "p1": GluonLaunch(3, 128, 2),
+                "p2_info": GluonLaunch(3, 128, 2),
+            },
         ),
         Launches(
             96, tuned=True, descriptors=True,
@@ -158,10 +161,12 @@ LAUNCHES: dict[tuple[str, int], tuple[Launches, ...]] = {
             repair=Launch(64, 32, 4, 1),
             p1=Launch(64, 32, 4, 3),
             p2_info=Launch(32, 64, 4, 2),
-            gluon_forward=GluonLaunch(2, 80, 3),
-            gluon_p1=GluonLaunch(2, 128, 2),
-            gluon_p2_info=GluonLaunch(2, 128, 2),
-            gluon_p2_info_large=GluonLaunch(4, 168, 1, groups=2),
+            gluon={
+                "forward": GluonLaunch(2, 80, 3),
+                "p1": GluonLaunch(2, 128, 2),
+                "p2_info": GluonLaunch(2, 128, 2),
+            },
+            gluon_large={"p2_info": GluonLaunch(4, 168, 1, groups=2)},
         ),
         Launches(
             128, tuned=True, descriptors=True,
@@ -169,12 +174,16 @@ LAUNCHES: dict[tuple[str, int], tuple[Launches, ...]] = {
             repair=Launch(64, 32, 4, 1),
             p1=Launch(64, 32, 4, 3),
             p2_info=Launch(32, 64, 4, 2),
-            gluon_forward=GluonLaunch(3, 128, 2, slots=1),
-            gluon_p1=GluonLaunch(2, 128, 2, slots=1),
-            gluon_p2_info=GluonLaunch(2, 128, 2, slots=1),
-            gluon_forward_large=GluonLaunch(4, 128, 1, slots=1, groups=3),
-            gluon_p1_large=GluonLaunch(4, 168, 1, slots=1, groups=2),
-            gluon_p2_info_large=GluonLaunch(4, 168, 1, slots=1, groups=2),
+            gluon={
+                "forward": GluonLaunch(3, 128, 2, slots=1),
+                "p1": GluonLaunch(2, 128, 2, slots=1),
+                "p2_info": GluonLaunch(2, 128, 2, slots=1),
+            },
+            gluon_large={
+                "forward": GluonLaunch(4, 128, 1, slots=1, groups=3),
+                "p1": GluonLaunch(4, 168, 1, slots=1, groups=2),
+                "p2_info": GluonLaunch(4, 168, 1, slots=1, groups=2),
+            },
         ),
     ),
     (OTHER, 2): (

@@ -34,7 +34,7 @@ from triton.experimental.gluon._runtime import GluonASTSource
 
 from relation.kernels.flash_relation import hopper_launch
 from relation.kernels.flash_relation import launch as flash
-from relation.kernels.flash_relation.launches import GLUON_PASSES, LAUNCHES, Launches
+from relation.kernels.flash_relation.launches import LAUNCHES, Launches
 from relation.kernels.linear_relation import launch, launches
 
 PRODUCT = "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {%r1}, %rd1, %rd2, 1, 1, 1, 0, 0;"
@@ -221,21 +221,19 @@ FLASH += [
     pytest.param(
         "sm_90",
         torch.bfloat16,
-        replace(
-            entry, widest=width,
-            **{f"gluon_{x}": entry.gluon(x, large=True) for x in GLUON_PASSES},
-        ),
+        replace(entry, widest=width, gluon={**entry.gluon, **entry.gluon_large}),
         id=f"sm_90-16-{width}-large",
         marks=pytest.mark.slow,
     )
     for entry in LAUNCHES["sm_90", 2]
-    if entry.gluon_p2_info_large
+    if entry.gluon_large
     for width in (entry.widest - 8, entry.widest)
 ]  # fmt: skip
 
 
 def documents_for(entry: Launches) -> tuple[bool, ...]:
-    return (False,) if entry.gluon_p2_info and entry.gluon_p2_info.groups > 1 else (False, True)
+    several = "p2_info" in entry.gluon and entry.gluon["p2_info"].groups > 1
+    return (False,) if several else (False, True)
 
 
 @pytest.mark.parametrize(("architecture", "dtype", "launches"), FLASH)
@@ -246,13 +244,13 @@ def test_flash_relations_launches(architecture, dtype, launches):
             for kernel in kernels:
                 gluon = "hopper" in name
                 # Two groups of p2_info at 128 columns spill around their loops; they are faster.
-                spills = name == "hopper_p2_info_kernel" and launches.gluon_p2_info.groups > 1
+                spills = name == "hopper_p2_info_kernel" and launches.gluon["p2_info"].groups > 1
                 little = 160 if spills else 96
                 stack = little if launches.tuned and name != "repair_kernel" else None
                 assert_sound(name, kernel, architecture, stack, stores=in_16_bits and not gluon)
                 assert has_products(kernel) or not in_16_bits, name
                 if gluon:
-                    launch = launches.gluon(name.removeprefix("hopper_").removesuffix("_kernel"))
+                    launch = launches.gluon[name.removeprefix("hopper_").removesuffix("_kernel")]
                     assert not serialises_products(kernel), name
                     # A KiB a program is CUDA's own; of the producer's warp group three warps idle.
                     shared = launch.programs * (resources_of(kernel).shared + 1024)
@@ -263,7 +261,7 @@ def test_flash_relations_launches(architecture, dtype, launches):
 
 @pytest.mark.parametrize(
     "launches",
-    [pytest.param(p.values[2], id=p.id) for p in FLASH if p.values[2].gluon_forward],
+    [pytest.param(p.values[2], id=p.id) for p in FLASH if p.values[2].gluon],
 )
 def test_no_loop_of_a_gluon_kernel_drops_a_variable(launches, read_anew, monkeypatch):
     class ReadError(Exception):
@@ -296,7 +294,7 @@ def test_no_loop_of_a_gluon_kernel_drops_a_variable(launches, read_anew, monkeyp
 def test_flash_relation_on_hopper_without_gluon(width):
     """As FP16 and other versions of Triton have it."""
     entry = next(entry for entry in LAUNCHES["sm_90", 2] if entry.widest >= width)
-    entry = replace(entry, **{f"gluon_{x}": None for x in GLUON_PASSES})
+    entry = replace(entry, gluon={}, gluon_large={})
     for name, kernels in compile_flash("sm_90", entry).items():
         assert_sound(name, kernels[0], "sm_90", 96)
 
