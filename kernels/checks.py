@@ -104,8 +104,8 @@ def projection_dtype(x: torch.Tensor) -> torch.dtype:
 def once_differentiable(backward):
     """Makes the backward of an autograd.Function raise InputError for `create_graph=True`.
 
-    PyTorch's own raises in a second `backward` alone: `autograd.grad` leaves out, untold, what
-    cannot be differentiated twice.
+    PyTorch's own may leave out, untold, what cannot be differentiated twice: `autograd.grad` always
+    does, `backward` where the gradient that comes in is a constant.
     """
 
     @functools.wraps(backward)

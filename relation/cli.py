@@ -34,7 +34,7 @@ def _campaign(options: Namespace) -> Campaign:
         key, equals, value = choice.partition("=")
         if not equals:
             raise InputError(f"{choice!r} is no choice; give KEY=VALUE as in config.yaml")
-        choices[key] = value if value and key in ("vary", "campaign", "corpus") else parsed(value)
+        choices[key] = value if key in ("vary", "campaign", "corpus") else parsed(value)
     return load(options.config, **choices)
 
 

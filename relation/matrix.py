@@ -221,7 +221,7 @@ class Matrix:
 def _path_or_streams(corpus: str) -> tuple[Path | None, list[dict] | None]:
     """What corpus= names: a path, or else a data set of the hub, OWNER/NAME@REVISION."""
     path = Path(corpus)
-    if path.exists():
+    if corpus and path.exists():
         return path, None
     if hub := re.fullmatch(r"([\w.-]+/[\w.-]+)@([\w./-]+)", corpus):
         return None, [{"path": hub[1], "revision": hub[2]}]

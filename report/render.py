@@ -143,7 +143,7 @@ def _entry(column: Column, cell: dict[str, Any], out: Printed) -> Entry:
 def prepare(table: Table, cells: pd.DataFrame, settings: Sequence[Setting]) -> Printed:
     """Lay out one table: a line a row and column, an entry a setting that has a value in it."""
     out = Printed(table)
-    _sort_settings(out, cells, settings)
+    _note_settings(out, cells, settings)
     shown = cells[cells["setting"].isin([setting.name for setting in out.settings])]
     outside = shown["reason"].str.endswith(OUTSIDE).groupby(shown["row"], sort=False).all()
     out.outside = list(dict.fromkeys(row.partition("/")[0] for row in outside.index[outside]))
@@ -167,7 +167,7 @@ def prepare(table: Table, cells: pd.DataFrame, settings: Sequence[Setting]) -> P
     return out
 
 
-def _sort_settings(out: Printed, cells: pd.DataFrame, settings: Sequence[Setting]) -> None:
+def _note_settings(out: Printed, cells: pd.DataFrame, settings: Sequence[Setting]) -> None:
     """Note which settings have a value, under which conditions, and why the others have none."""
     by_setting = dict(list(cells.groupby("setting")))
     for setting in (each for each in settings if each.name in by_setting):

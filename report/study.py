@@ -275,7 +275,7 @@ def elsewhere(runs: pd.DataFrame) -> list[Section]:
 
 
 def head_start(runs: pd.DataFrame, probes: pd.DataFrame, folder: Path) -> Section | None:
-    """The primary comparisons against training tokens, on both horizons: how much comes early."""
+    """The primary comparisons against tokens, on both horizons: how much of the end comes early."""
     colours = dict(zip(fair.primary_pairs(runs), (style.RELATION, MUTED), strict=False))
     horizons, rows = [], []
     for horizon, variation in HORIZONS:
@@ -308,12 +308,12 @@ def head_start(runs: pd.DataFrame, probes: pd.DataFrame, folder: Path) -> Sectio
 
 
 def shares_of_the_end(estimates: pd.Series) -> dict[str, str]:
-    """Columns on a difference after 20% and 50% of its tokens, beside that at the end.
+    """Columns on a difference after 5%, 20% and 50% of its tokens, beside that at the end.
 
     estimates: by training tokens.
     """
     columns, final, tokens = {}, estimates.iloc[-1], estimates.index.to_numpy()
-    for part in (0.2, 0.5):
+    for part in (0.05, 0.2, 0.5):
         early = estimates.iloc[np.abs(tokens - part * tokens[-1]).argmin()]
         columns[f"after {part:.0%}"] = f"{early:+.4f}"
         times = early.value / final.value

@@ -1,7 +1,7 @@
 """Entries of flow maps as bytes, which compress: how a diagnosis writes and a figure reads them.
 
 Free of PyTorch, as the report is. A byte is 63 for an entry of 1, and 1 to 62 span the five decades
-below it, so that an entry of 10^-5 or more is kept to within 10%. 0 is anything less.
+below it, so that an entry of 10^-5 or more is kept to within 10%. Less is 0.
 """
 
 import numpy as np

@@ -100,14 +100,14 @@ class _Layer(nn.Module):
 
     @staticmethod
     def _check_lengths(lengths: Tensor, batch: int, tokens: int) -> None:
-        """Raise InputError unless lengths are (B,) int64, from 1 to T; those of a GPU go unread."""
+        """Raise InputError unless lengths are (B,) int64, from 1 to T; a GPU's are not read."""
         fit = isinstance(lengths, Tensor) and lengths.shape == (batch,)
         fit = fit and lengths.dtype == torch.int64
-        if fit and lengths.device.type == "cpu" and not torch.compiler.is_compiling():
+        if fit and batch and lengths.device.type == "cpu" and not torch.compiler.is_compiling():
             fit = 1 <= lengths.min() <= lengths.max() <= tokens
         if not fit:
             raise InputError(
-                f"the cache began with lengths {lengths}; give {batch} from 1 to {tokens}, int64"
+                f"the cache began with other lengths; give {batch} from 1 to {tokens}, int64"
             )
 
     def _check(self, x: Tensor) -> None:

@@ -196,6 +196,7 @@ def test_pairs_beyond_the_matrix_are_trained_and_not_diagnosed(tmp_path) -> None
         ({"vary": "learning_rate=-1"}, "learning_rate: -1 should be greater than 0"),
         ({"vary": "betas=[0.9,1]"}, "betas.1: 1 should be less than 1"),
         ({"corpus": "missing.txt"}, "corpus missing.txt does not exist"),
+        ({"corpus": ""}, "does not exist; give a text file, a folder or"),
         ({"variants": "linear", "scales": "10M-mini"}, "has no run left"),
         ({"vary": "scales=[30M]"}, "scales.0: there is no scale '30M'"),
         ({"campaign": None}, "the key 'campaign' is missing"),

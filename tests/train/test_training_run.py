@@ -313,11 +313,12 @@ def test_two_processes_train_the_run_of_one_and_go_on_where_they_were_killed(
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "count", "message"),
     [
-        ({"divergence": "record"}, "divergence: record takes one process"),
-        ({"accumulation": 1}, "1 micro-batches, which 2 processes cannot share"),
+        ({"divergence": "record"}, 2, "divergence: record takes one process"),
+        ({"accumulation": 1}, 2, "1 micro-batches, which 2 processes cannot share"),
+        ({}, 0, "which 0 processes cannot share"),
     ],
 )
-def test_what_two_processes_cannot_do_is_refused(changes, message) -> None:
-    assert message in refusal(lambda: check_processes(small_run(**changes), 2))
+def test_what_processes_cannot_do_is_refused(changes, count, message) -> None:
+    assert message in refusal(lambda: check_processes(small_run(**changes), count))
