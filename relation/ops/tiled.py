@@ -95,7 +95,8 @@ class _TiledRelation(torch.autograd.Function):
         y = g * zbar + F_ii * info_wide if transport_self else g * zbar
         ctx.save_for_backward(p1, p2, info, lam, L, zbar, S, gap, log_i)
         ctx.tau, ctx.transport_self, ctx.silu, ctx.starts = tau, transport_self, silu, starts
-        return y.to(info.dtype)
+        # Compiled by PyTorch 2.11, a result cast to the dtype that it has gets gradients of zero.
+        return y if y.dtype == info.dtype else y.to(info.dtype)
 
     @staticmethod
     @once_differentiable
