@@ -101,6 +101,14 @@ def projection_dtype(x: torch.Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(kind)
 
 
+def cast(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A result of an autograd.Function in another dtype, or as it is where it has that.
+
+    Compiled by PyTorch 2.11, a cast to the dtype that a result has gives gradients of zero.
+    """
+    return x if x.dtype == dtype else x.to(dtype)
+
+
 def once_differentiable(backward):
     """Makes the backward of an autograd.Function raise InputError for `create_graph=True`.
 

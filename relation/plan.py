@@ -143,15 +143,9 @@ class Campaign:
         """A column of the report; scales, title: what the campaign says of it."""
         problem = f"config/{self.name}.yaml: columns: there is no variation {variation!r}"
         check_among(variation, self.variations, problem)
-        return Setting(
-            self.name,
-            variation,
-            scales and tuple(scales),
-            title or self.variations[variation].get("title", ""),
-            self.corpus,
-            varies,
-            anew=not self.published,
-        )
+        title = title or self.variations[variation].get("title", "")
+        scales, anew = scales and tuple(scales), not self.published
+        return Setting(self.name, variation, scales, title, self.corpus, varies, anew)
 
     def options(self, scale: str, variation: str, variant: str = "full") -> dict[str, Any]:
         """The options of a run by name, as plain values."""

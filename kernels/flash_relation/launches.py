@@ -94,8 +94,7 @@ class Launches:
 
     def in_gluon(self, name: str, large: bool = False) -> GluonLaunch | None:
         """How one of `GLUON_PASSES` runs in Gluon, if it does."""
-        launches = {**self.gluon, **self.gluon_large} if large else self.gluon
-        return launches.get(name)
+        return (large and self.gluon_large.get(name)) or self.gluon.get(name)
 
 
 # FP32 products run on the ordinary cores, whose operands fill the registers: small tiles.

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from relation.kernels.checks import once_differentiable, projection_dtype
+from relation.kernels.checks import cast, once_differentiable, projection_dtype
 
 
 class Normed(NamedTuple):
@@ -80,9 +80,7 @@ class _OverRMS(torch.autograd.Function):
     def forward(ctx, x: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         inverse = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)  # (B, T, 1)
-        states = wide * inverse
-        # Compiled by PyTorch 2.11, a result cast to the dtype that it has gets gradients of zero.
-        states = states if states.dtype == dtype else states.to(dtype)
+        states = cast(wide * inverse, dtype)
         ctx.save_for_backward(states, inverse)
         ctx.dtype = x.dtype
         return states
@@ -118,7 +116,7 @@ class _HeadNorm(torch.autograd.Function):
         inverse = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)  # (B, T, H, 1)
         ctx.save_for_backward(x, gains, inverse)
         y = wide * inverse * gains
-        return (y if y.dtype == x.dtype else y.to(x.dtype)).transpose(1, 2)
+        return cast(y, x.dtype).transpose(1, 2)
 
     @staticmethod
     @once_differentiable
@@ -130,4 +128,4 @@ class _HeadNorm(torch.autograd.Function):
         dunit = dy * gains
         dx = (dunit - unit * (dunit * unit).mean(-1, keepdim=True)) * inverse
         dgains = dgains.unflatten(0, (-1, len(gains))).sum(0).to(gains.dtype)
-        return (dx if dx.dtype == x.dtype else dx.to(x.dtype)).transpose(1, 2), dgains, None
+        return cast(dx, x.dtype).transpose(1, 2), dgains, None

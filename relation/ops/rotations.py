@@ -8,7 +8,13 @@ from torch.library import define, impl, register_fake
 
 from relation.errors import InputError
 from relation.kernels.available import is_eager, why_unavailable
-from relation.kernels.checks import check_device, check_floating, check_states, once_differentiable
+from relation.kernels.checks import (
+    cast,
+    check_device,
+    check_floating,
+    check_states,
+    once_differentiable,
+)
 
 # Cosines and sines are an operator of their own: torch.compile would otherwise compute them anew in
 # the kernel that multiplies by them, for each of B x H x T x D numbers. Not by `custom_op`, whose
@@ -75,8 +81,7 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor, back: bool) -> Tensor:
     wide = x.transpose(1, 2).to(torch.promote_types(x.dtype, cos.dtype))
     first, second = wide.chunk(2, dim=-1)
     rotated = wide * cos.unsqueeze(-2) + torch.cat((-second, first), dim=-1) * sin.unsqueeze(-2)
-    # Compiled by PyTorch 2.11, a result cast to the dtype that it has gets gradients of zero.
-    return (rotated if rotated.dtype == x.dtype else rotated.to(x.dtype)).transpose(1, 2)
+    return cast(rotated, x.dtype).transpose(1, 2)
 
 
 def rope(x: Tensor, base: float = 1e4, offset: int = 0) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from relation.kernels.checks import once_differentiable, without_autocast
+from relation.kernels.checks import cast, once_differentiable, without_autocast
 from relation.kernels.documents import Documents, token_counts
 from relation.ops.full import check_relation
 
@@ -95,8 +95,7 @@ class _TiledRelation(torch.autograd.Function):
         y = g * zbar + F_ii * info_wide if transport_self else g * zbar
         ctx.save_for_backward(p1, p2, info, lam, L, zbar, S, gap, log_i)
         ctx.tau, ctx.transport_self, ctx.silu, ctx.starts = tau, transport_self, silu, starts
-        # Compiled by PyTorch 2.11, a result cast to the dtype that it has gets gradients of zero.
-        return y if y.dtype == info.dtype else y.to(info.dtype)
+        return cast(y, info.dtype)
 
     @staticmethod
     @once_differentiable
