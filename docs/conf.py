@@ -1,4 +1,4 @@
-"""The site as `make site` builds it: README, docs/, the other pages and the API reference."""
+"""Sphinx configuration of `make site`: README, docs/, the other pages and the API reference."""
 
 import shutil
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 project = "Relation"
 REPORT = Path(__file__).parents[1] / "results" / "published" / "report"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.viewcode"]
-# Sources are the repository's own pages, so that every link between them and to files is checked.
+# The sources are the repository's own pages, so Sphinx checks links between them and to files.
 root_doc = "README"
 PAGES = [
     "docs/replication", "docs/preregistration", "docs/methods", "docs/campaigns", "docs/library",
@@ -14,7 +14,7 @@ PAGES = [
     "results/README", "docs/api", "CHANGELOG",
 ]  # fmt: skip
 include_patterns = [f"{page}.md" for page in ("README", *PAGES)] + ["docs/api/*.rst"]
-html_additional_pages = {"index": "home.html"}  # leads to README
+html_additional_pages = {"index": "home.html"}  # redirects to README
 html_theme = "furo"
 html_title = "Relation"
 templates_path = ["_templates"]  # report.html: a link to the report
@@ -30,7 +30,7 @@ autodoc_typehints = "signature"
 
 
 def setup(app):
-    """Add the list of pages to README, for the sidebar, and the report to the site."""
+    """Add the list of pages to README, for the sidebar, and copy the report into the site."""
     pages = "\n".join(PAGES)
     listed = f"\n\n```{{toctree}}\n:hidden:\n:glob:\n\n{pages}\n```\n"
 
@@ -39,7 +39,7 @@ def setup(app):
             text[0] += listed
 
     def add_report(_, error):
-        """The report stands alone too; in the site its pages link back to the documentation."""
+        """Copy the report into the site, and link each of its pages back to the documentation."""
         if error is None:
             copy = Path(app.outdir, "report")
             shutil.rmtree(copy, ignore_errors=True)

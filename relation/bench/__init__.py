@@ -1,1 +1,1 @@
-"""Benchmarks: whole updates, operators, complexity and decoding, each in a module."""
+"""Benchmarks: one module each for whole updates, operators, complexity and decoding."""

@@ -1,4 +1,4 @@
-"""One layer's operator against T: time, forward and backward, and decode state (Table 1)."""
+"""One layer's operator as T grows: time of forward and backward, and decode state (Table 1)."""
 
 from functools import partial
 from pathlib import Path
@@ -11,16 +11,16 @@ from relation.ops import get_backend
 
 
 def operator(side: Side, precision: str, device: torch.device, context: int):
-    """A side: seconds of an operator on one sequence of random tokens, (1, H, T, d_h).
+    """A side that times an operator on one sequence of random inputs, (1, H, T, d_h).
 
-    Its fact is the bytes that a layer keeps of T tokens to decode the next.
+    Its fact is the number of bytes that a layer keeps for T tokens to decode the next token.
     """
     name, model = side.variant, side.model
     H, D = model.heads, model.head_dim
     call = get_backend(name, side.backends[name], device).call
     generator = torch.Generator().manual_seed(0)
     states = torch.randn(4, 1, H, context, D, generator=generator)
-    # p1, p2, info; of MHA q, k, v
+    # p1, p2, info; q, k, v in MHA
     *inputs, dy = states.to(device, DTYPES[precision]).unbind()
     inputs = [x.requires_grad_() for x in inputs]
     if name == "full":
@@ -34,7 +34,7 @@ def operator(side: Side, precision: str, device: torch.device, context: int):
         torch.autograd.grad(y[0] if name == "linear" else y, inputs, dy)
 
     timer = Timer(device, forward_backward)
-    # Two states a token, or C (H, D, D) in FP32.
+    # Two states per token; in Linear Relation C, (H, D, D) in FP32.
     history = 2 * H * context * D * dy.element_size()
     answer = {"decode_state_bytes": 4 * H * D * D if name == "linear" else history}
     while (yield answer) is not None:
@@ -42,7 +42,7 @@ def operator(side: Side, precision: str, device: torch.device, context: int):
 
 
 def measure(bench: Bench, out: Path) -> None:
-    """Time every operator at every context and write the record of kind `complexity`."""
+    """Time every operator at every context; write the record of kind `complexity`."""
     sides = {side.side: partial(operator, side, bench.precision) for side in bench.sides}
 
     def row(name: str, seconds: list[float], context: int) -> dict:

@@ -1,4 +1,4 @@
-"""What a GPU does while it is timed: its clock, temperature and power, and what disturbs it."""
+"""A GPU's clock, temperature and power during a benchmark, and what disturbed the timing."""
 
 import statistics
 import time
@@ -23,9 +23,9 @@ _READINGS = {
 
 
 class Conditions:
-    """Clock, temperature and power of a GPU, read by NVML while it is timed.
+    """Reads a GPU's clock, temperature and power from NVML during a benchmark.
 
-    Make it before the first side's process is on the device.
+    Create it before the first side uses the GPU, because it checks that the GPU is idle.
     """
 
     def __init__(self, device: torch.device):
@@ -43,21 +43,21 @@ class Conditions:
             return
         self._driver = pynvml.nvmlSystemGetDriverVersion()
         self._limit = self._read("MaxClockInfo", pynvml.NVML_CLOCK_SM)
-        # The least: work that ended just now shows for a moment.
+        # Take the minimum, because work that has just ended still shows for a moment.
         rates = [time.sleep(0.3) or self._read("UtilizationRates") for _ in range(4)]
         busy = min(0 if rate is None else rate.gpu for rate in rates)
         if busy > 5:
             self._before = f"the GPU was {busy}% busy before the start"
 
     def _read(self, name: str, *arguments: Any) -> Any | None:
-        """An NVML reading, None for what the GPU does not report."""
+        """Return an NVML reading, or None if the GPU does not report it."""
         try:
             return getattr(pynvml, f"nvmlDeviceGet{name}")(self._gpu, *arguments)
         except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_NoPermission):
             return None
 
     def look(self) -> None:
-        """Take a reading; cheap, and without effect on a CPU."""
+        """Take one reading. This is cheap, and does nothing on a CPU."""
         if self._gpu is None:
             return
         for name, query in _READINGS.items():
@@ -65,9 +65,9 @@ class Conditions:
                 self._seen[name].append(value)
 
     def columns(self) -> dict:
-        """Clocks (MHz), highest temperature (C) and power (W), and what disturbed, or None.
+        """Return clocks (MHz), highest temperature (C) and power (W), and disturbances or None.
 
-        Of the readings since the last call.
+        They are from the readings since the last call.
         """
         clocks, temperatures, powers, reasons = self._seen.values()
         disturbances = [self._before] if self._before else []

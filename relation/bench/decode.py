@@ -1,7 +1,7 @@
-"""Decoding: the time of a token and the bytes of the state, by context and batch (Table 1).
+"""Decoding: the time per token and the bytes of the state, by context and batch (Table 1).
 
-A token is what generation runs: read the last ids, draw the next ones and tell the host, which
-reads them a token late. The state holds random numbers, on which no time depends.
+A token is timed as in generation: read the last ids, draw the next ids and copy them to the host,
+which reads them one token later. The state holds random numbers, which do not affect the time.
 """
 
 import time
@@ -20,11 +20,11 @@ from relation.variants import LINEAR, ModelConfig
 
 Call = Callable[[], None]
 _TOKENS_A_ROUND = 8
-_ROOM = 16  # places beyond the context, for the tokens of a round
+_ROOM = 16  # places after the context, for the tokens of a round
 
 
 def state_bytes(config: ModelConfig, context: int, batch: int, dtype: torch.dtype) -> int:
-    """Bytes of the decode state, Table 1's history state of all layers and rows."""
+    """Return the bytes of the decode state (Table 1's history state) over all layers and rows."""
     history = 2 * context * config.d_model * dtype.itemsize
     linear = config.d_model * config.head_dim * torch.float32.itemsize
     return batch * sum(linear if letter == LINEAR else history for letter in config.layout)
@@ -33,7 +33,7 @@ def state_bytes(config: ModelConfig, context: int, batch: int, dtype: torch.dtyp
 def random_state(
     config: ModelConfig, context: int, batch: int, dtype: torch.dtype, device: torch.device
 ) -> DecodeState:
-    """A decode state after `context` tokens a row, with room for those that are measured."""
+    """Return a random decode state of `context` tokens per row, with room for the timed tokens."""
     state = DecodeState(config.layout, context + _ROOM)
     D, rows = config.head_dim, (batch, config.heads)
     for letter, cache in zip(config.layout, state.layers, strict=True):
@@ -47,7 +47,7 @@ def random_state(
 
 
 def decoding(config: ModelConfig, precision: str, device: torch.device, context: int, batch: int):
-    """A side: seconds of a token of the batch, by the clock on the wall."""
+    """A side that measures wall-clock seconds per step; a step decodes one token in every row."""
     model = Decoder(config, seed=0).to(device).eval()
     call, rewind = _token_calls(model, DTYPES[precision], context, batch)
     for _ in range(3):
@@ -64,7 +64,7 @@ def decoding(config: ModelConfig, precision: str, device: torch.device, context:
 
 
 def _token_calls(model: Decoder, dtype: torch.dtype, context: int, batch: int) -> tuple[Call, Call]:
-    """What reads and draws a token, and what goes back to `context` tokens."""
+    """Return two functions: one decodes a token, the other goes back to `context` tokens."""
     config, device = model.config, model.embedding.weight.device
     state = random_state(config, context, batch, dtype, device)
     if device.type == "cuda":
@@ -74,7 +74,7 @@ def _token_calls(model: Decoder, dtype: torch.dtype, context: int, batch: int) -
         def replayed() -> None:
             read = replay.read_later()
             replay.next()
-            read()  # the last token's ids, while the GPU works on the next
+            read()  # the last token's ids, while the GPU computes the next token
 
         return replayed, partial(replay.rewind, context)
     numbers = next(uniform_numbers(0, batch))[0]

@@ -1,9 +1,9 @@
-"""Operators beside their peers at any shape: GPU time, host time, memory and error off FP64.
+"""Compare operators with peers at any shape: GPU and host time, memory, error against FP64.
 
     python -m relation bench operators --shapes 32,8,1024,48 4,32/8,4096,128 --documents 512
 
-A shape is B,H,T,D; H/K shares K heads of p2 and info (k and v). Every peer runs in its own process,
-in turns with the others. The first peer is the subject, over whose time all ratios are taken.
+A shape is B,H,T,D. With H/K, the H heads share K heads of p2 and info (k and v). Every peer has its
+own process, and the peers take turns. Ratios are over the time of the first peer, the subject.
 """
 
 import argparse
@@ -27,12 +27,12 @@ from relation.ops import causal_attention, chunked_linear_relation, full_relatio
 FORWARD, BACKWARD = MEASURES = "forward", "forward+backward"
 _MOST_COPIES = 64
 _COLUMNS = ("status", "reason", "error", "peak_bytes", "samples", "alone")
-_CHECKED_TOKENS = 2048  # a T x T matrix in FP64 is 32 MiB a head
-_SAME_FUNCTION = 0.02  # BF16 rounds to 2^-9 of a value; another function is off by its own size
+_CHECKED_TOKENS = 2048  # a T x T matrix in FP64 takes 32 MiB per head
+_SAME_FUNCTION = 0.02  # BF16 rounds by 2^-9 of a value; a wrong function is off by far more
 
 
 class Shape(NamedTuple):
-    """One call: (B, H, T, D), the heads of p2 and info, and the mean length of documents or 0."""
+    """The shape of a call: B, H, heads of p2 and info, T, D, and the mean document length or 0."""
 
     batch: int
     heads: int
@@ -43,7 +43,7 @@ class Shape(NamedTuple):
 
     @classmethod
     def parse(cls, text: str, documents: int = 0) -> "Shape":
-        """From "B,H,T,D" or "B,H/K,T,D". Raises InputError."""
+        """Parse "B,H,T,D" or "B,H/K,T,D". Raises InputError if the text is neither."""
         try:
             B, H, T, D = text.split(",")
             heads, _, shared = H.partition("/")
@@ -51,12 +51,12 @@ class Shape(NamedTuple):
         except ValueError:
             raise InputError(f"shape {text!r}: give B,H,T,D or B,H/K,T,D") from None
         if min(numbers) < 1 or numbers[1] % numbers[2]:
-            raise InputError(f"shape {text!r}: give positive numbers, and K that divides H")
+            raise InputError(f"shape {text!r}: give positive numbers, and a K that divides H")
         return cls(*numbers, documents)
 
 
 def ragged_documents(shape: Shape, device: torch.device) -> Documents | None:
-    """Documents whose ends are drawn, `shape.documents` tokens long in the mean; None for 0."""
+    """Return documents of random length, with a mean of `shape.documents` tokens; None for 0."""
     if not shape.documents:
         return None
     generator = torch.Generator().manual_seed(1)
@@ -64,14 +64,14 @@ def ragged_documents(shape: Shape, device: torch.device) -> Documents | None:
     return Documents.of((uniform < 1 / shape.documents).cumsum(1).to(device))
 
 
-Call = Callable[..., Tensor | tuple[Tensor, Tensor]]  # y, and of Linear Relation a state
+Call = Callable[..., Tensor | tuple[Tensor, Tensor]]  # y; Linear Relation also returns a state
 
 
 class Peer(NamedTuple):
-    """An implementation: the inputs that it takes, its definition, and what makes it.
+    """An implementation: the names of its inputs, its definition, and a function that builds it.
 
-    build(device) gives a function of the inputs and `documents`; it raises InputError where the
-    device cannot run it.
+    build(device) returns a function of the inputs and `documents`. It raises InputError if the
+    device cannot run the implementation.
     """
 
     takes: tuple[str, ...]
@@ -101,7 +101,7 @@ PEERS: dict[str, Peer] = {
         RELATION, full_relation, lambda device: torch.compile(full_relation, dynamic=False)
     ),
     "linear-relation": _backend("linear", "flash"),
-    # Every eighth channel has learned to forget.
+    # Inputs of a trained layer: every eighth channel has learned to forget.
     "linear-forgetful": _backend("linear", "flash")._replace(takes=(*QKV, "forgetful")),
     "tiled": _backend("full", "tiled"),
     "attention": _backend("mha", "reference"),
@@ -116,10 +116,10 @@ _BY_DEFAULT = {
 def draw(
     shape: Shape, dtype: torch.dtype, device: torch.device, generator: torch.Generator
 ) -> dict[str, Tensor]:
-    """Random inputs of every peer by name, stored (B, T, H, D) as in a model, and dy.
+    """Return random inputs for every peer by name, and dy, stored (B, T, H, D) as in a model.
 
-    p1, dy (B, H, T, D); p2, info (B, K, T, D); lam a scalar; g and forgetful (B, H, T, D) FP32, log
-    alpha of a layer as it starts and of one that forgets.
+    p1, dy: (B, H, T, D). p2, info: (B, K, T, D). lam: a scalar. g, forgetful: (B, H, T, D) FP32,
+    log alpha of an untrained layer and of a layer that has learned to forget.
     """
     B, H, K, T, D, _ = shape
 
@@ -127,7 +127,7 @@ def draw(
         stored = make(B, T, heads, D, dtype=kind, device=device, generator=generator)
         return stored.transpose(1, 2)
 
-    # alpha = exp(-A dt), A from 1 to 16 a head, dt log-uniform from 0.001 to 0.1 (Appendix B).
+    # alpha = exp(-A dt), A from 1 to 16 per head, dt log-uniform from 0.001 to 0.1 (Appendix B).
     A = 1 + 15 * torch.rand(1, H, 1, 1, device=device, generator=generator)
     g = -A * 10 ** (2 * normal(H, torch.rand, torch.float32) - 3)
     forgetful = g.clone()
@@ -138,19 +138,19 @@ def draw(
 
 
 def peer_calls(name: str, precision: str, device: torch.device, shape: Shape):
-    """A side: one peer's seconds. Its facts: its error off FP64, its memory and the host's time.
+    """A side that times one peer. Its facts are the error against FP64, peak memory and host time.
 
-    Raises RunError where it computes another function.
+    Raises RunError if the peer computes a different function.
     """
     peer = PEERS[name]
     if device.type == "cuda":
-        torch.compiler.reset()  # else the ninth shape runs eagerly, without a word
+        torch.compiler.reset()  # otherwise PyTorch silently runs the ninth shape eagerly
     call = partial(peer.build(device), documents=ragged_documents(shape, device))
     generator = torch.Generator(device).manual_seed(0)
     copies = [draw(shape, protocol.DTYPES[precision], device, generator)]
     nbytes = sum(copies[0][name].nbytes for name in (*peer.takes, "dy"))
     if device.type == "cuda":
-        # One copy more than the last cache holds: no call finds its inputs there.
+        # One copy more than the L2 cache holds, so no call finds its inputs in the cache.
         cache = torch.cuda.get_device_properties(device).L2_cache_size  # bytes
         for _ in range(min(_MOST_COPIES, math.ceil(cache / nbytes))):
             copies.append(draw(shape, protocol.DTYPES[precision], device, generator))
@@ -181,10 +181,10 @@ def peer_calls(name: str, precision: str, device: torch.device, shape: Shape):
 
 
 def _error(peer: Peer, dtype: torch.dtype, shape: Shape, device: torch.device) -> float:
-    """The largest relative RMS error of Y and of p1's, p2's and info's gradients off FP64.
+    """Return the largest relative RMS error of Y and the gradients of p1, p2, info against FP64.
 
-    Of one sequence, the first heads that share and at most 2048 tokens. A scalar's gradient needs
-    many draws, which the tests make. Raises RunError for another function.
+    It checks one sequence, at most two heads of p2 and info, and at most 2048 tokens. The tests
+    check lam's gradient, a scalar that needs many draws. Raises RunError for a different function.
     """
     shared = min(2, shape.kv_heads)
     heads, length = shared * shape.heads // shape.kv_heads, min(shape.length, _CHECKED_TOKENS)
@@ -200,16 +200,16 @@ def _error(peer: Peer, dtype: torch.dtype, shape: Shape, device: torch.device) -
         ((ours.double() - truth).square().sum() / truth.square().sum()).sqrt()
         for ours, truth in zip(*results, strict=True)
     ]
-    worst = torch.stack(errors).max().item()  # NaN where one is
+    worst = torch.stack(errors).max().item()  # NaN if an error is NaN
     if not worst <= _SAME_FUNCTION:
-        raise RunError(f"it is off its definition by {worst:.2g} of its RMS")
+        raise RunError(f"it is off its definition: the error is {worst:.2g} of the RMS value")
     return worst
 
 
 def rows_of(
     by_peer: dict[str, protocol.Answers], subject: str, shape: Shape, precision: str, device: dict
 ) -> Iterator[dict]:
-    """A row a measure and peer; device: the columns of its conditions meanwhile."""
+    """Yield a row per measure and peer; device: the columns of the `Conditions` during the run."""
     for measure, (name, answers) in itertools.product(MEASURES, by_peer.items()):
         yield {
             "peer": name,
@@ -225,7 +225,7 @@ def rows_of(
 
 
 def table(rows: Sequence[dict]) -> str:
-    """Milliseconds, their ratio with its interval, host milliseconds, error and status."""
+    """Return a table of milliseconds, ratios with intervals, host milliseconds, error, status."""
     frame = pd.DataFrame(rows).astype({"seconds": float, "host_seconds": float})
     frame["ms"], frame["host ms"] = 1e3 * frame["seconds"], 1e3 * frame["host_seconds"]
     shown = [*Shape._fields, "measure", "peer", "ms", "host ms", "ratio", "ratio_low", "ratio_high"]
@@ -234,13 +234,13 @@ def table(rows: Sequence[dict]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """`python -m relation bench operators`: measures, prints a table and writes Parquet."""
+    """Run `python -m relation bench operators`: measure, print a table and write Parquet."""
     about = __doc__.splitlines()[0]
     parser = argparse.ArgumentParser("python -m relation bench operators", description=about)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--shapes", nargs="+", default=["32,8,1024,48"], metavar="B,H[/K],T,D")
-    parser.add_argument("--documents", type=int, default=0, help="mean tokens; 0: one a row")
-    parser.add_argument("--peers", help=f"comma-separated, subject first; of {', '.join(PEERS)}")
+    parser.add_argument("--documents", type=int, default=0, help="mean length; 0: one per row")
+    parser.add_argument("--peers", help=f"comma-separated, subject first; from {', '.join(PEERS)}")
     parser.add_argument("--precision", choices=tuple(protocol.DTYPES), default=None)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--output", type=Path, default=Path("results/bench/operators.parquet"))
@@ -249,7 +249,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     for name in peers:
         check_among(name, PEERS, f"unknown peer {name!r}")
     if options.rounds < 1 or options.documents < 0:
-        raise InputError("give at least 1 round, and documents of 0 or more tokens")
+        raise InputError("give at least 1 round, and 0 or more tokens per document")
     shapes = [Shape.parse(text, options.documents) for text in options.shapes]
     precision = options.precision or ("bf16" if options.device == "cuda" else "fp32")
     sides, rows = {name: partial(peer_calls, name, precision) for name in peers}, []
@@ -262,8 +262,8 @@ def main(argv: Sequence[str] | None = None) -> None:
                 by_peer = processes.compare((shape,), MEASURES, options.rounds)
                 rows += rows_of(by_peer, peers[0], shape, precision, conditions.columns())
                 progress.advance(1, ",".join(map(str, shape)))
-                with records.atomic(options.output) as temporary:  # after each shape: none is lost
+                with records.atomic(options.output) as temporary:  # save after each shape
                     pd.DataFrame(rows).assign(**origin).to_parquet(temporary)
-    print(f"{origin['device']}, {precision}; ratios over {peers[0]}")
+    print(f"{origin['device']}, {precision}; a ratio is the time over that of {peers[0]}")
     print(table(rows))
     print(options.output)

@@ -1,13 +1,13 @@
-"""The protocol of every benchmark (Appendix F.2): each side in its own process, asked in turns.
+"""The protocol of every benchmark (Appendix F.2): one process per side, measured in turn.
 
-All sides build, compile and warm up first. Then every round asks each side once, in a random order,
-while the others wait with their memory held. A drift of the clocks meets all sides alike, and a
-ratio is taken round by round.
+All sides build, compile and warm up first. Then each round measures every side once, in random
+order, while the other sides wait and keep their memory. A drift of the clocks therefore affects
+all sides equally. A ratio is computed within each round.
 
-A side is a generator function, which travels to its process by pickle. Called with the device and
-the comparison's arguments, it builds, compiles and warms up, and yields facts, which become
-columns. Then it takes a measure and yields the seconds of a round, again and again, until it takes
-None. It may yield further facts last, such as the kernels that ran:
+A side is a generator function, which is sent to its process by pickle. It is called with the device
+and the comparison's arguments. It builds, compiles, warms up and yields facts, which become
+columns. Each time it receives a measure, it yields the seconds of one round. When it receives None,
+it may yield further facts, such as peak memory:
 
     def side(device, *arguments):
         answer = facts
@@ -38,20 +38,20 @@ from relation.jobs import Bench
 
 Side = Callable[..., Generator]
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-# Libraries' handles take memory when they are first used.
+# cuBLAS and cuDNN allocate memory when they are first used.
 _OUT_OF_MEMORY = re.compile(
     "out of memory|can't allocate memory|(CUBLAS|CUDNN)_STATUS_(ALLOC_FAILED|NOT_INITIALIZED)"
 )
 
 
 def median_columns(name: str, values: Sequence[float]) -> dict:
-    """The columns name, name_low and name_high: the median and its 95% interval.
+    """Return the columns name, name_low and name_high: the median and its 95% interval.
 
-    None where there is no value, and of the interval where fewer than six allow none.
+    The median of no values is None; so is the interval of fewer than six values.
     """
     low = high = None
     if len(values) >= 6:
-        from scipy.stats import quantile_test  # here: every side's process imports this module
+        from scipy.stats import quantile_test  # late, as every side's process imports this module
 
         low, high = map(float, quantile_test(values).confidence_interval())
     median = statistics.median(values) if values else None
@@ -59,9 +59,9 @@ def median_columns(name: str, values: Sequence[float]) -> dict:
 
 
 def ratio_columns(ours: "Answers", subjects: "Answers", measure: str) -> dict:
-    """One side's seconds over another's: median of the rounds' ratios and its 95% interval.
+    """Return the median ratio of seconds per round, ours over the subject's, and its 95% interval.
 
-    Where one was measured alone there are no common rounds: the medians' ratio, without interval.
+    If a side was measured alone, there are no common rounds: return the ratio of the medians.
     """
     a, b = (answers.samples.get(measure, []) for answers in (ours, subjects))  # seconds a round
     if a and b and (ours.alone or subjects.alone):
@@ -75,16 +75,16 @@ def synchronize(device: torch.device) -> None:
 
 
 class Timer:
-    """Seconds that a call takes on the device, and seconds that it keeps the host.
+    """Measures how many seconds a call takes on the device, and how many on the host.
 
-    On a GPU `calls` calls are captured in one CUDA graph, so that the time holds no launch by the
-    host. The L2 cache is overwritten before every replay.
+    On a GPU one CUDA graph holds `calls` calls, so the time includes no launches by the host. The
+    L2 cache is overwritten before every replay.
     """
 
-    _SHORTEST = 5e-4  # seconds of a replay: CUDA's events are exact to half a microsecond
+    _SHORTEST = 5e-4  # seconds per replay at least: CUDA events are exact to half a microsecond
 
     def __init__(self, device: torch.device, call: Callable[[], object], least_calls: int = 1):
-        """Warm the call up, compile and capture it. least_calls: for a call that takes turns."""
+        """Warm up, compile and capture the call. least_calls: how many inputs it cycles through."""
         self.device, self.call = device, call
         for _ in range(3 if device.type == "cuda" else 1):
             call()
@@ -103,7 +103,7 @@ class Timer:
                     call()
 
     def seconds(self) -> float:
-        """Seconds of one call on the device."""
+        """Return the seconds of one call on the device."""
         if self.device.type != "cuda":
             began = time.perf_counter()
             for _ in range(self.calls):
@@ -118,7 +118,7 @@ class Timer:
         return first.elapsed_time(last) / 1e3 / self.calls
 
     def host_seconds(self) -> float:
-        """Seconds until one eager call returns on an idle device, the median of five."""
+        """Return the seconds until an eager call on an idle device returns, the median of five."""
         samples = []
         for _ in range(5):
             synchronize(self.device)
@@ -129,14 +129,14 @@ class Timer:
 
 
 class Failure(NamedTuple):
-    """Why there is no number: OOM, UNAVAILABLE (it cannot run here) or FAILED, and one line."""
+    """Why a number is missing: OOM, UNAVAILABLE (it cannot run here) or FAILED, and a reason."""
 
     status: str
     reason: str | None
 
     @classmethod
     def of(cls, error: Exception) -> "Failure":
-        """The failure that an exception stands for."""
+        """Convert an exception into a failure."""
         message = next(iter(str(error).strip().splitlines()), "no message")
         memory = isinstance(error, torch.OutOfMemoryError | MemoryError)
         if memory or _OUT_OF_MEMORY.search(str(error)):
@@ -148,9 +148,9 @@ class Failure(NamedTuple):
 
 @dataclass
 class Answers:
-    """What a side said: facts, seconds of every round and failures by measure.
+    """The answers of a side: facts, and seconds of every round and failures by measure.
 
-    alone: measured apart from the others, because together they did not fit into memory.
+    alone: whether it was measured alone, because all sides together did not fit into memory.
     """
 
     facts: dict = field(default_factory=dict)
@@ -159,7 +159,7 @@ class Answers:
     alone: bool = False
 
     def take(self, answer: dict | Failure, measures: Sequence[str]) -> None:
-        """Keep facts; a failure takes the place of these measures' seconds."""
+        """Keep facts; a failure replaces the seconds of these measures."""
         if isinstance(answer, Failure):
             self.failures |= dict.fromkeys(measures, answer)
             self.samples = {k: v for k, v in self.samples.items() if k not in measures}
@@ -167,14 +167,14 @@ class Answers:
             self.facts |= answer
 
     def columns(self, measure: str) -> dict:
-        """The columns `status`, `reason`, `samples` and `alone`, and the facts."""
+        """Return the columns `status`, `reason`, `samples` and `alone`, and the facts."""
         failure = self.failures.get(measure, Failure("PASS", None))
         samples = {"samples": self.samples.get(measure, []), "alone": self.alone}
         return failure._asdict() | samples | self.facts
 
 
 def _serve(side: Side, pipe: Any, device: torch.device, threads: int, parent: int) -> None:
-    """Answer "prepare", "seconds", "facts" and "release" until the other end is closed or gone."""
+    """Answer "prepare", "seconds", "facts" and "release" until the parent ends or hangs up."""
     torch.set_num_threads(threads)
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -202,19 +202,19 @@ def _serve(side: Side, pipe: Any, device: torch.device, threads: int, parent: in
             answer = Failure.of(error)
         if isinstance(answer, Failure) or question == "release":
             running = None
-            gc.collect()  # the others wait for this memory
+            gc.collect()  # other sides need this memory
             if torch.cuda.is_initialized():
                 torch.cuda.empty_cache()
         pipe.send(answer)
         if isinstance(answer, Failure) and "CUDA error" in answer.reason:
-            return  # nothing works on the device any more; the next question starts anew
+            return  # this process cannot use the device again; `compare` starts a new process
 
 
 class Sides:
     """The processes of several sides. Use as a context manager.
 
-    conditions: watches the device meanwhile. Sides are prepared one after the other, as some time
-    candidates of their own while they compile.
+    conditions: reads the device's clocks while a side is timed. Sides are prepared one by one,
+    because some of them time candidate kernels while they compile.
     """
 
     def __init__(self, sides: Mapping[str, Side], conditions: Conditions):
@@ -232,7 +232,7 @@ class Sides:
             self._stop(name)
 
     def _start(self, name: str) -> None:
-        # A fork starts at once, but cannot use a GPU.
+        # A forked process starts at once, but cannot use a GPU.
         device = self.conditions.device
         context = multiprocessing.get_context("spawn" if device.type == "cuda" else "fork")
         ours, theirs = context.Pipe()
@@ -249,7 +249,7 @@ class Sides:
         process.join()
 
     def _ask(self, name: str, question: str, *arguments: Any) -> Any:
-        """The answer of a side or a Failure; the device is watched meanwhile."""
+        """Ask a side; return its answer or a Failure. Read the conditions while a side is timed."""
         process, pipe = self._processes[name]
         if name not in self._dead:
             try:
@@ -269,13 +269,13 @@ class Sides:
     def compare(
         self, arguments: Sequence[Any], measures: Sequence[str], rounds: int, warm_rounds: int = 2
     ) -> dict[str, Answers]:
-        """What each side answers in all rounds of every measure, prepared with `arguments`.
+        """Prepare every side with `arguments`, measure all rounds, and return the answers.
 
-        A side that fails is asked no more and the others go on. One that runs out of memory
-        together with others is measured again alone, so that a reported OOM is its own.
+        If a side fails, the other sides continue without it. A side that runs out of memory is
+        measured again alone, so a reported OOM is always its own.
         """
         by_side, generator = {name: Answers() for name in self.sides}, random.Random(0)
-        while self._dead:  # a dead process is started anew
+        while self._dead:  # start these processes again
             name, _ = self._dead.popitem()
             self._stop(name)
             self._start(name)
@@ -319,9 +319,9 @@ def record(
 ) -> None:
     """Measure a campaign's benchmark and write its record, of the kind `bench.kind`.
 
-    groups: the sides that are measured together, group by group; cells: arguments of every side;
-    row(side, seconds, *arguments): further columns, of the seconds of all rounds.
-    Whatever a side meets, out of memory, a crash or a missing backend, is its row's status.
+    groups: the sides of a group are measured together. cells: the arguments of each comparison.
+    row(side, seconds, *arguments): returns further columns from the seconds of all rounds. If a
+    side runs out of memory, crashes or lacks a backend, the status in its row says so.
     """
     kind, rows = bench.kind, []
     names, key = records.KINDS[kind].names, records.key(bench, kind)

@@ -1,7 +1,7 @@
 """Throughput of whole training updates (Appendix F; Tables 5, 15, 16 and 17).
 
-A side is a variant with its backends and its micro-batch; an update is forward, backward, clipping
-and AdamW over all its micro-batches, as training runs it.
+A side is a variant with its backends and its micro-batch. An update runs forward and backward over
+all micro-batches, then clipping and AdamW, as in training.
 """
 
 import itertools
@@ -29,11 +29,11 @@ _LEAST_WARM_UPDATES = 2
 
 
 def updates(bench: Bench, side: Side, tokens: Path, device: torch.device):
-    """A side: seconds of its updates, each launched while the device works on the one before.
+    """A side that times updates. The host launches an update while a GPU still computes the last.
 
-    tokens: a file of 16-bit ids. At least two updates warm up; a round on a GPU starts with one
-    that does not count. The last facts are the peak memory and the raw rate. Raises RunError for a
-    loss that is not finite.
+    tokens: a file of 16-bit ids. At least two updates warm up. On a GPU, every round starts with an
+    update that is not timed. The last facts are peak memory (on a GPU) and raw tokens per second.
+    Raises RunError if the loss is not finite.
     """
     on_gpu = device.type == "cuda"
     model = Decoder(side.model, Execution(**side.backends, compiled=bench.compile), device=device)
@@ -45,14 +45,14 @@ def updates(bench: Bench, side: Side, tokens: Path, device: torch.device):
     text = np.memmap(tokens, TOKEN_TYPE, mode="r")
 
     def batch() -> tuple[Tensor, ...]:
-        """The next inputs and targets, (micro, context) int64, sent as training does."""
+        """Return the next inputs and targets, (micro, context) int64, on the device."""
         start = next(numbers) % max(1, (len(text) - 1) // size) * size
         ids = text[start : start + size + 1].astype(np.int64)
         halves = (x.reshape(side.micro, -1) for x in (ids[:-1], ids[1:]))
         return tuple(machine.to_device(x, device) for x in halves)
 
     def run(count: int) -> Tensor:
-        """Launch updates and return the last one's loss; a GPU may still be working."""
+        """Launch updates and return the last loss, which a GPU may still be computing."""
         for _ in range(count):
             batches = (batch() for _ in range(side.accumulation))
             loss, _ = step(batches, side.accumulation * size, rate)
@@ -63,7 +63,7 @@ def updates(bench: Bench, side: Side, tokens: Path, device: torch.device):
     run(1)
     synchronize(device)
     if on_gpu:
-        # Peaks are those after compilation: graphs' memory counts when they are captured.
+        # Peaks exclude compilation. They include the graphs, which the next update captures.
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
     done = max(_LEAST_WARM_UPDATES, bench.warmup_updates)
@@ -76,7 +76,7 @@ def updates(bench: Bench, side: Side, tokens: Path, device: torch.device):
     while (yield answer) is not None:
         began = time.perf_counter()
         if on_gpu:
-            run(1)  # finds caches and allocator as another process left them
+            run(1)  # not timed: another process may have used the GPU's caches before
             first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             first.record()
             run(bench.measured_updates)
@@ -97,10 +97,10 @@ def updates(bench: Bench, side: Side, tokens: Path, device: torch.device):
 
 
 def groups_of(sides: Sequence[Side]) -> list[list[Side]]:
-    """Sides of a sweep over contexts, in groups that are measured together.
+    """Group the sides of a sweep over contexts. The sides of a group are measured together.
 
-    Those up to an eighth of the longest are one group; they hold at most a quarter of its tokens.
-    Each other one has the device's whole memory.
+    Contexts up to an eighth of the longest form one group, with at most a quarter of its tokens.
+    Every other side is a group by itself and has the whole memory of the device.
     """
     longest = max(side.context for side in sides)
     short = [side for side in sides if 8 * side.context <= longest]
@@ -108,7 +108,7 @@ def groups_of(sides: Sequence[Side]) -> list[list[Side]]:
 
 
 def measure(bench: Bench, out: Path, data: Path) -> None:
-    """Run one benchmark of a campaign on its prepared corpus; write the record of kind `steps`."""
+    """Run a benchmark of a campaign on its prepared corpus; write the record of kind `steps`."""
     tokens = data / "train.bin"
     if not (tokens.is_file() and tokens.stat().st_size):
         raise InputError(f"{tokens} is missing or empty; prepare the corpus first")
@@ -129,5 +129,5 @@ def measure(bench: Bench, out: Path, data: Path) -> None:
             "tokens": "corpus",
         }
 
-    # A round's first update settles what the others left: no rounds to warm up.
+    # No warm-up rounds: on a GPU, the first update of each round is a warm-up.
     record(bench, out, calls, [()], row, warm_rounds=0)

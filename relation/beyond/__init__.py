@@ -1,1 +1,1 @@
-"""Measures beyond the paper: associative recall, and texts longer than trained."""
+"""Measures beyond the paper: associative recall, and texts longer than the training context."""

@@ -1,7 +1,7 @@
-"""Longer than trained: NLL by position in windows of several training contexts.
+"""Texts longer than the training context: NLL by position in windows of several contexts.
 
-A window lies within one document. Positions, counts and states go on: nothing is reset. Beside it
-stand the same tokens in windows as long as trained.
+Each window is part of one document. Positions, counts and states continue through the window and
+are never reset. For comparison, the same tokens are read in windows of one training context.
 """
 
 import math
@@ -23,17 +23,17 @@ from relation.nn import Decoder, Execution
 from relation.train.checkpoint import load_model
 from relation.train.step import autocast
 
-PIECES = 4  # of a training context, over which NLL is averaged
+PIECES = 4  # parts of a training context; each row averages the NLL over one part
 
 
 def document_windows(
     tokens: np.ndarray, end: int, context: int, contexts: int, count: int
 ) -> np.ndarray:
-    """Windows of L tokens and the next one, each within a document, (n, L + 1) int64.
+    """Return windows of L tokens and the next token, each in one document, (n, L + 1) int64.
 
-    tokens: (N,) ids; end: that of end-of-text, with which a document begins. L is `contexts`
-    training contexts, halved until a document is so long. The first window of every document, then
-    every second one, up to `count`; fewer where there are no more, as where none holds a context.
+    tokens: (N,) ids. end: the id of end-of-text, which begins a document. L is `contexts` training
+    contexts, halved until a document is that long. The first windows of all documents come first,
+    then the second windows, and so on, up to `count`. n is 0 if no document holds a context.
     """
     starts = np.concatenate([[0], np.flatnonzero(tokens == end), [len(tokens)]])
     sizes = np.diff(starts) - 1
@@ -52,9 +52,9 @@ def document_windows(
 
 @torch.no_grad()
 def token_nll(model: Decoder, windows: Tensor, piece: int) -> Tensor:
-    """NLL of every predicted token in nats, (n, L) FP32, of windows (n, L + 1) int64.
+    """Return the NLL of every predicted token in nats, (n, L) FP32; windows: (n, L + 1) int64.
 
-    One window at a time, whose logits are formed `piece` tokens at a time.
+    Reads one window at a time, and computes the logits of `piece` tokens at a time.
     """
     rows = []
     for window in windows:
@@ -66,9 +66,9 @@ def token_nll(model: Decoder, windows: Tensor, piece: int) -> Tensor:
 
 
 def length_rows(model: Decoder, windows: Tensor, context: int) -> Iterator[dict]:
-    """Rows of the kind `lengths` without their key: mean NLL by quarters of the context.
+    """Yield rows of kind `lengths` without their key: the mean NLL of each quarter of a context.
 
-    windows: (n, contexts T + 1) int64 on the model's device; context: T of its training.
+    windows: (n, contexts T + 1) int64 on the model's device; context: the T of its training.
     """
     whole = token_nll(model, windows, context)
     # A window's last token is the next one's first: (n contexts, T + 1).
@@ -86,8 +86,8 @@ def measure(
 ) -> None:
     """Measure a run's checkpoint on long windows and write lengths.parquet into `out`.
 
-    data: the run's prepared corpus. The model runs by the run's backends and in its precision; a
-    corpus without a document of one training context gives no rows, nor does a run that diverged.
+    data: the run's prepared corpus. The model uses the run's backends and precision. There are no
+    rows if the run diverged, or if no document is as long as one training context.
     """
     if records.empty_if_diverged(checkpoint, out, "lengths"):
         return

@@ -1,12 +1,12 @@
-"""Multi-query associative recall (Arora et al. 2023, Zoology) on the paper's blocks.
+"""Multi-query associative recall (Arora et al. 2023, Zoology) with the paper's blocks.
 
-A sequence of T tokens begins with N pairs, a key and its value each. Every key is asked for once
-more behind them, at every other position at most, and its value is the target there; no other
-position has one. Keys are 1 to V/2 - 1, values V/2 to V - 1, and 0 fills the rest.
+A sequence of T tokens begins with N pairs of a key and its value. After the pairs, each key comes
+once more as a query, at an even position. The target at a query is the value of its key; other
+positions have no target. Keys are 1 to V/2 - 1, values V/2 to V - 1, and 0 fills the rest.
 
-A model has two layers and learns all lengths and numbers of pairs at once. At each width a rate is
-chosen on the first seed, by its answers to sequences that no result counts; the other seeds train
-at that rate alone.
+A model has two layers and learns all tasks, each a T and an N, at once. At each width, the first
+seed trains at every learning rate, and the best rate is chosen on validation sequences. The other
+seeds train at that rate alone. The results count test sequences.
 """
 
 import math
@@ -30,22 +30,22 @@ from relation.train.step import UpdateStep, autocast, build_optimizer, check_all
 from relation.variants import ModelConfig, parameter_count
 
 FILLER = 0
-# Keys of the streams of uniform numbers; training's has the seed too.
+# Keys of the random streams; the key of training also has the seed.
 _TRAINING, _VALIDATION, _TEST = 0, 1, 2
 
 
 class Sequences(NamedTuple):
-    """inputs and targets, IGNORED but at queries, (N, tasks, T) int32 each."""
+    """Inputs and targets, (N, tasks, T) int32 each. Targets are IGNORED except at queries."""
 
     inputs: np.ndarray
     targets: np.ndarray
 
 
 def distinct(generator: np.random.Generator, rows: int, choices: int, count: int) -> np.ndarray:
-    """(rows, count) int32 numbers below `choices`: in each row a uniform draw without return.
+    """Draw (rows, count) int32 numbers below `choices`, uniform and distinct in each row.
 
-    What equals an earlier number of its row is drawn again. A number once held stays held, at that
-    place or an earlier one, so this refuses what drawing one by one would refuse.
+    A number that equals an earlier number of its row is drawn again. A row never loses a number
+    (it can only move to an earlier place), so this rejects what drawing one by one would reject.
     """
     numbers = (generator.random((rows, count)) * choices).astype(np.int32)
     pending = np.arange(rows)
@@ -64,10 +64,10 @@ def distinct(generator: np.random.Generator, rows: int, choices: int, count: int
 def query_slots(
     generator: np.random.Generator, rows: int, slots: int, count: int, power: float
 ) -> np.ndarray:
-    """(rows, count) int64 distinct slots, drawn one by one: slot s weighs (s + 1)^(power - 1).
+    """Draw (rows, count) int64 distinct slots one by one; slot s has weight (s + 1)^(power - 1).
 
-    Of exponential times with these weights as rates the earliest are such a draw. So queries follow
-    the power law of the gaps between repeats in text; a power of 1 makes them uniform.
+    The slots with the earliest of exponential times, with the weights as rates, are such a draw.
+    Queries then follow the power law of gaps between repeats in text; a power of 1 is uniform.
     """
     rates = np.arange(1, slots + 1) ** (power - 1.0)
     times = -np.log1p(-generator.random((rows, slots))) / rates
@@ -75,9 +75,9 @@ def query_slots(
 
 
 def draw(recall: Recall, rows: int, *key: int) -> Sequences:
-    """So many sequences of every task of a specification, padded to the longest with fillers.
+    """Draw `rows` sequences of every task, padded with fillers to the longest task's length.
 
-    key: fixes the stream of uniform numbers. Attention is causal, so the padding changes no answer.
+    key: fixes the random stream. The models are causal, so the padding changes no answer.
     """
     generator, half = np.random.default_rng(key), recall.vocabulary // 2
     shape = (rows, len(recall.tasks), max(length for length, _ in recall.tasks))
@@ -99,11 +99,11 @@ def draw(recall: Recall, rows: int, *key: int) -> Sequences:
 def answer(
     model: nn.Module, sequences: Sequences, rows: int, device: torch.device, precision: str
 ) -> tuple[np.ndarray, float | None]:
-    """What a model answers, at each query its likeliest token.
+    """Answer each query with the model's likeliest token.
 
-    model: has `states` of tokens (B, T) and `logits` of states, as `Decoder`. rows: of the
-    sequences at a time. Returns whether each answer is right, (N, tasks, T) bool, False where
-    nothing is asked, and the NLL in nat/query, None where it is not finite.
+    model: has `states` of tokens (B, T) and `logits` of states, as `Decoder`. rows: sequences of
+    each task at a time. Returns whether each answer is right, (N, tasks, T) bool, False where there
+    is no query, and the mean NLL in nat/query, or None if it is not finite.
     """
     right = np.zeros(sequences.targets.shape, bool)
     total = torch.zeros((), dtype=torch.float64, device=device)
@@ -114,7 +114,7 @@ def answer(
         is_query = targets != IGNORED
         with autocast(device, precision):
             states = model.states(inputs)[is_query]
-        logits = model.logits(states.float())  # BF16's would tie
+        logits = model.logits(states.float())  # in BF16, logits would tie
         labels = targets[is_query]
         total += F.cross_entropy(logits, labels, reduction="sum")
         query_places = is_query.cpu().numpy().reshape(right[part].shape)
@@ -126,10 +126,10 @@ def answer(
 def _trainer(
     recall: Recall, config: ModelConfig, device: torch.device
 ) -> Callable[[int, float, Sequences], Decoder]:
-    """What trains a model from a seed's initial weights, at a rate, on sequences.
+    """Return a function that trains a model from a seed's initial weights, at a rate, on sequences.
 
-    Trainings share one model, with its compiled code and CUDA graphs. Raises InputError where the
-    device cannot run a backend, RunError where a parameter never learns.
+    All trainings share one model with its compiled code and CUDA graphs. Raises InputError if the
+    device cannot run a backend. The function raises RunError if a parameter never learns.
     """
     model = Decoder(config, Execution(**recall.backends, compiled=recall.compile), device=device)
     options = dict(recall.optimizer)
@@ -140,7 +140,7 @@ def _trainer(
     queries = recall.sequences * sum(pairs for _, pairs in recall.tasks)
 
     def train(seed: int, rate: float, data: Sequences) -> Decoder:
-        # In place: the graphs hold these tensors.
+        # Load in place, because the CUDA graphs use these tensors.
         model.load_state_dict(Decoder(config, seed=seed).state_dict())
         step.optimizer = build_optimizer(model, rate, **options)
         for update in range(recall.updates):
@@ -155,19 +155,19 @@ def _trainer(
 
 
 def rows_of(recall: Recall, device: torch.device, progress: Progress) -> Iterator[dict]:
-    """A row a training and task, without campaign and origin."""
+    """Yield a row per training and task, without the columns of campaign and origin."""
     validation, test = (draw(recall, recall.tested, key) for key in (_VALIDATION, _TEST))
     queries = (validation.targets != IGNORED).sum(axis=(0, 2))  # (tasks,)
     options = (recall.sequences, device, recall.precision)
-    # The same at every rate and width.
+    # Every rate and width trains on the same data.
     data_of = cache(lambda seed: draw(recall, recall.updates * recall.sequences, _TRAINING, seed))
 
     def training_rows(train: Callable, width: int, seed: int, rate: float) -> list[dict]:
-        """The rows of one training."""
+        """Train once and return the rows, one per task."""
         began = time.perf_counter()
         model = train(seed, rate, data_of(seed))
         (right, nll), (tested, _) = (answer(model, data, *options) for data in (validation, test))
-        accuracy = float((right.sum(axis=(0, 2)) / queries).mean())  # tasks weigh alike
+        accuracy = float((right.sum(axis=(0, 2)) / queries).mean())  # tasks have equal weight
         progress.advance(1, f"width {width}, rate {rate:.2g}, seed {seed}: {accuracy:.1%} right")
         columns = {
             "mixer": recall.mixer,
@@ -202,7 +202,7 @@ def rows_of(recall: Recall, device: torch.device, progress: Progress) -> Iterato
             yield from (row | {"chosen": rate == chosen} for row in rows)
         for seed in others:
             yield from (row | {"chosen": True} for row in training_rows(train, width, seed, chosen))
-        if recall.compile:  # no width lends another compiled code
+        if recall.compile:  # each width compiles its own code
             torch.compiler.reset()
 
 

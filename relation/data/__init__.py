@@ -1,1 +1,1 @@
-"""Texts to token files (`corpus`, `tokenizer`) and token files to batches (`windows`)."""
+"""From texts to token files (`corpus`, `tokenizer`), and from these to batches (`windows`)."""

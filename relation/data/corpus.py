@@ -1,8 +1,8 @@
-"""Corpora: local texts or data sets of the Hugging Face hub, and their preparation as tokens.
+"""Corpora: read local texts or data sets of the Hugging Face hub, and prepare them as tokens.
 
-Local texts are .txt files, where lines of <|endoftext|> separate documents, and Parquet files with
-a column `text`. Of one .txt file the last tenth validates. In a folder the files named validation*
-validate; without any, one document in fifty (`validation_modulus`) does, by the hash of its text.
+Local texts are .txt files, in which lines of <|endoftext|> separate documents, and Parquet files
+with a column `text`. The validation split of one .txt file is its last tenth. Other corpora use the
+files named validation* or, without them, one document in fifty (`validation_modulus`), by its hash.
 """
 
 import hashlib
@@ -25,18 +25,18 @@ from relation.errors import InputError, RunError
 from relation.jobs import Data
 
 SPLITS = ("train", "validation")
-_LONGEST = 1 << 24  # characters of a document; encoding one takes some 50 bytes for each
+_LONGEST = 1 << 24  # characters in a document; encoding takes about 50 bytes of memory for each
 _TOKENS_AT_A_TIME = 1 << 22
-_MODULUS = 50  # of a folder without files named validation*
+_MODULUS = 50  # for a folder without files named validation*
 _MADE = [Path("corpora", name) for name in ("books", "library")]
 
 
 def _read_text(path: Path) -> Iterator[str]:
-    """The whole of a .txt file, or what lies between its lines of end-of-text."""
+    """Yield the documents of a .txt file, which lines of end-of-text separate."""
     lines: list[str] = []
     characters = 0
     with path.open(encoding="utf-8") as file:
-        # Not the file's own iterator, which reads a line of any size into memory.
+        # The file's own iterator would read a line of any size into memory.
         while line := file.readline(_LONGEST):
             ends = line.strip() == END_OF_TEXT
             if ends or characters + len(line) > _LONGEST:
@@ -49,7 +49,7 @@ def _read_text(path: Path) -> Iterator[str]:
 
 
 def _read_parquet(path: Path) -> Iterator[str]:
-    """The rows of the column `text`, without nulls."""
+    """Yield the strings in the column `text`, without nulls."""
     file, strings = pq.ParquetFile(path), (pa.string(), pa.large_string(), pa.string_view())
     if not any(each.name == "text" and each.type in strings for each in file.schema_arrow):
         found = ", ".join(f"{each.name} ({each.type})" for each in file.schema_arrow)
@@ -65,18 +65,18 @@ _READERS = {".txt": _read_text, ".parquet": _read_parquet}
 
 
 def read_texts(path: Path) -> Iterator[str]:
-    """The documents of one file in order, without empty ones."""
+    """Yield the documents of one file in order, without empty documents."""
     try:
         yield from filter(None, _READERS[path.suffix](path))
     except UnicodeDecodeError as error:
-        raise InputError(f"{path} is not UTF-8 ({error.reason}); convert it") from None
+        raise InputError(f"{path} is not UTF-8 ({error.reason}); convert it to UTF-8") from None
     except (pa.ArrowException, OSError) as error:
         detail = (str(error).splitlines() or [type(error).__name__])[0]
-        raise InputError(f"{path} cannot be read ({detail}); mend or replace it") from None
+        raise InputError(f"{path} cannot be read ({detail}); repair or replace it") from None
 
 
 def _text_files(path: str) -> dict[str, list[Path]]:
-    """The files of a local corpus by split, in name order."""
+    """Return the files of a local corpus by split, sorted by path."""
     root = Path(path)
     if not root.exists():
         remedy = "make it with tools/make_corpus.py" if root in _MADE else "give a file or a folder"
@@ -92,7 +92,7 @@ def _text_files(path: str) -> dict[str, list[Path]]:
 
 
 def _last_tenth(path: Path, split: str) -> Iterator[str]:
-    """One text file's documents, of which the last tenth by characters validates."""
+    """Yield one split of a text file; validation is the last tenth of the characters."""
     characters, position = sum(map(len, read_texts(path))), 0
     bound = characters - characters // 10
     for text in read_texts(path):
@@ -103,7 +103,7 @@ def _last_tenth(path: Path, split: str) -> Iterator[str]:
 
 
 def _local_documents(path: str) -> dict[str, Iterator[str] | None]:
-    """A local corpus's documents by split; None for a split that has no texts of its own."""
+    """Return a local corpus's documents by split; None for a split without files."""
     files = _text_files(path)
     if files["train"] == [Path(path)] and path.endswith(".txt"):
         return {split: _last_tenth(Path(path), split) for split in SPLITS}
@@ -112,10 +112,10 @@ def _local_documents(path: str) -> dict[str, Iterator[str] | None]:
 
 @cache
 def fingerprint(path: str) -> str:
-    """SHA-256, hexadecimal, of a local corpus's texts.
+    """Return the SHA-256 of a local corpus's texts, in hexadecimal.
 
-    It covers every document in order and its split, and nothing else: the same texts in other
-    files in the same order are the same corpus. Texts without a word are refused.
+    It covers the documents, their order and their splits, but no file names: the same texts in
+    other files and the same order are the same corpus. Raises InputError for texts without a word.
     """
     digests, has_words = "", False
     for split, documents in _local_documents(path).items():
@@ -128,7 +128,7 @@ def fingerprint(path: str) -> str:
             has_words |= split == "train" and bool(text.replace(END_OF_TEXT, "").strip())
         digests += f"{split}:{digest.hexdigest()};"
     if not has_words:
-        raise InputError(f"corpus {path} is empty: no file to train on holds a word; give texts")
+        raise InputError(f"corpus {path} is empty: its training files hold no words; add texts")
     return hashlib.sha256(digests.encode()).hexdigest()
 
 
@@ -137,23 +137,23 @@ def is_held_out(text: str, modulus: int) -> bool:
     return int.from_bytes(hashlib.sha256(text.encode()).digest(), "big") % modulus == 0
 
 
-# Both are greedy, so they find the last end inside the window.
+# Both patterns are greedy, so they find the last end inside the window.
 _TO_SENTENCE_END = re.compile(r""".*[.!?]["'”’»)\]]*(?=\s)""", re.DOTALL)
 _TO_WORD_END = re.compile(r".*\S(?=\s)", re.DOTALL)
 _SPACE = re.compile(r"\s*")
 
 
 def cut(text: str, characters: int) -> Iterator[str]:
-    """The text in consecutive pieces of at most `characters` characters, without space around them.
+    """Cut the text into consecutive pieces of at most `characters` characters, stripped of space.
 
-    A piece ends where the text does, else with the last sentence that fits, else with the last
-    word, else in the middle of one.
+    A piece ends at the end of the text. If that is too far, it ends after the last sentence that
+    fits, else after the last word that fits, else inside a word.
     """
     start, stop = _SPACE.match(text).end(), len(text.rstrip())
     while start < stop:
         end = start + characters
         if end < stop:
-            # One character more than a piece may have: the space behind its last.
+            # One character more than a piece may have, because a space must follow its end.
             window = text, start, end + 1
             match = _TO_SENTENCE_END.match(*window) or _TO_WORD_END.match(*window)
             end = match.end() if match else end
@@ -162,9 +162,9 @@ def cut(text: str, characters: int) -> Iterator[str]:
 
 
 def _shuffled_pieces(documents: Iterator[str], characters: int) -> Iterator[str]:
-    """The pieces of all documents in a pseudo-random order that depends on their number alone.
+    """Yield the pieces of all documents in a pseudo-random order, fixed by their number alone.
 
-    In order, a piece would continue its neighbour's text. Memory holds all pieces at once.
+    Unshuffled, a piece would continue the text of its neighbour. Memory holds all pieces at once.
     """
     pieces = [
         piece.encode()
@@ -177,13 +177,13 @@ def _shuffled_pieces(documents: Iterator[str], characters: int) -> Iterator[str]
 
 
 def _hub_documents(stream: dict, split: str) -> Iterator[str]:
-    """The documents of a data set of the hub."""
+    """Yield the documents of a data set of the hub."""
     import datasets
 
     path, name, column = stream["path"], stream.get("name"), stream.get("column", "text")
     options = {"revision": stream.get("revision"), "streaming": True}
     try:
-        # `datasets` runs no code of the repository: version 4 removed loading scripts.
+        # `datasets` runs no code of the data set: version 4 removed loading scripts.
         rows = iter(datasets.load_dataset(path, name, split=split, **options))
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         message = str(error).partition("\n")[0]
@@ -192,7 +192,7 @@ def _hub_documents(stream: dict, split: str) -> Iterator[str]:
     while True:
         try:
             row = next(rows, None)
-        except Exception as error:  # what the transports of `datasets` raise has no base
+        except Exception as error:  # the errors of `datasets`' transports share no base class
             message = (str(error).splitlines() or [""])[0]
             raise RunError(
                 f"the download of {path} broke off ({type(error).__name__}: {message}); "
@@ -206,7 +206,7 @@ def _hub_documents(stream: dict, split: str) -> Iterator[str]:
 
 
 def document_streams(data: Data, split: str) -> list[Iterator[str]]:
-    """The documents of a split, one iterator a stream of the corpus."""
+    """Return the documents of a split, one iterator per stream of the corpus."""
     held_out, modulus = split == "validation", data.validation_modulus or _MODULUS
     if data.path is None:
         by_hash = data.validation_modulus is not None
@@ -223,7 +223,7 @@ def document_streams(data: Data, split: str) -> list[Iterator[str]]:
 
 
 def _tokenizer_texts(data: Data) -> Iterator[str]:
-    """Training documents for the tokenizer, the streams in turn, up to the character limit."""
+    """Yield training documents for the tokenizer, by stream in turn, up to the character limit."""
     rounds = zip_longest(*document_streams(data, "train"))  # None where a stream has ended
     characters = 0
     for text in filter(None, chain.from_iterable(rounds)):
@@ -234,8 +234,8 @@ def _tokenizer_texts(data: Data) -> Iterator[str]:
 
 
 def unigram_entropy(tokens: np.ndarray) -> float:
-    """Entropy in nats of the predicted tokens' frequencies (all but the first), (N,) ids."""
-    # By slices: bincount widens its input to 8 bytes a token.
+    """Return the entropy in nats of the token frequencies in (N,) ids, without the first token."""
+    # In slices, because bincount widens its input to 8 bytes per token.
     starts = range(1, len(tokens), _TOKENS_AT_A_TIME)
     slices = (tokens[start : start + _TOKENS_AT_A_TIME] for start in starts)
     counts = sum(np.bincount(part, minlength=1 << 16) for part in slices)
@@ -244,27 +244,27 @@ def unigram_entropy(tokens: np.ndarray) -> float:
 
 
 def _check_size(data: Data, split: str, sizes: Iterable[int]) -> None:
-    """Refuse a split that is too small for its readers; sizes: of its parts, read until enough."""
+    """Raise InputError if a split has too few tokens; sizes: of its parts, read until enough."""
     diagnosed = data.diagnosed_tokens if split == "validation" else 0
     least, total = max(data.largest_context + 1, diagnosed), 0
     for size in sizes:
         total += size
         if total >= least:
             return
-    hint = ", a file named validation*, or a lower validation_modulus" * (split == "validation")
+    hint = ", add a file named validation*, or lower validation_modulus" * (split == "validation")
     raise InputError(
         f"{data.title} ({data.name}): the {split} split holds {total:,} tokens, fewer than the "
-        f"{least:,} that its longest window or the diagnostics read; give more text{hint}"
+        f"{least:,} that its longest window or the diagnostics need; add text{hint}"
     )
 
 
 def check_texts(data: Data) -> None:
-    """Raise InputError where local texts are missing or have fewer bytes than tokens are needed.
+    """Raise InputError if local texts are missing or have fewer bytes than the tokens needed.
 
-    Fast: it reads no further than it must, and trains no tokenizer. `prepare` counts the tokens.
+    Fast: it reads no more text than it needs, and trains no tokenizer. `prepare` counts tokens.
     """
     for split in SPLITS if data.path is not None else ():
-        # A token is a byte at least; end-of-text is one more.
+        # A token takes at least one byte, and end-of-text adds one token per document.
         _check_size(data, split, (len(t.encode()) + 1 for t in document_streams(data, split)[0]))
 
 
@@ -277,14 +277,14 @@ def prepare(data: Data, folder: Path) -> None:
         texts_hash = None if data.path is None else fingerprint(data.path)
         if data.fingerprint not in (None, texts_hash):
             raise InputError(
-                f"corpus {data.path} has fingerprint {texts_hash}, the configuration says "
-                f"{data.fingerprint}; restore those texts or choose another corpus"
+                f"corpus {data.path} has fingerprint {texts_hash}, but the configuration expects "
+                f"{data.fingerprint}; restore the expected texts or choose another corpus"
             )
         folder.mkdir(parents=True, exist_ok=True)
-        # The record first: whoever is killed leaves none beside halves.
+        # Delete the record first, so a kill never leaves it with incomplete files.
         for name in ("data.parquet", "tokenizer.json", *(f"{split}.bin" for split in SPLITS)):
             (folder / name).unlink(missing_ok=True)
-        print(f"{data.name}: training a tokenizer of {data.vocabulary} entries", file=sys.stderr)
+        print(f"{data.name}: training a tokenizer with {data.vocabulary} entries", file=sys.stderr)
         tokenizer = train_tokenizer(_tokenizer_texts(data), data.vocabulary, data.name)
         tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
         rows = []

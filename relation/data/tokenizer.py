@@ -1,4 +1,4 @@
-"""Byte-level BPE of exactly the asked size, with one end-of-text token, and encoding with it."""
+"""Train a byte-level BPE tokenizer of exactly the requested size, and encode documents with it."""
 
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice
@@ -12,15 +12,15 @@ from tqdm import tqdm
 from relation.errors import InputError
 
 END_OF_TEXT = "<|endoftext|>"
-TOKEN_TYPE = np.dtype("<u2")  # of ids in a file
+TOKEN_TYPE = np.dtype("<u2")  # the type of ids in token files
 _DOCUMENTS_AT_A_TIME = 256
 _CHARACTERS_AT_A_TIME = 1 << 24
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int, name: str) -> Tokenizer:
-    """Train on texts until there are `vocabulary` entries: 256 bytes, merges, end-of-text.
+    """Train a tokenizer with exactly `vocabulary` entries: 256 bytes, merges and end-of-text.
 
-    The same texts give the same tokenizer. Uses all cores. name: the corpus's, for messages.
+    The same texts give the same tokenizer. Uses all cores. name: of the corpus, for InputError.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -42,29 +42,29 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int, name: str) -> Tokeniz
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """Load tokenizer.json. Raises InputError where it is missing or damaged."""
+    """Load tokenizer.json. Raises InputError if it is missing or damaged."""
     if not path.exists():
         raise InputError(f"{path} is missing; run snakemake to make it")
     try:
         return Tokenizer.from_file(str(path))
     except Exception as error:  # `tokenizers` raises bare Exception for a file it cannot parse
         raise InputError(
-            f"{path} is damaged or no tokenizer ({error}); if snakemake made it, delete it and run "
-            "snakemake again"
+            f"{path} is damaged or is not a tokenizer ({error}); if snakemake made it, delete it "
+            "and run snakemake again"
         ) from None
 
 
 def end_of_text_id(data: Path) -> int:
-    """The id of end-of-text in a prepared corpus. Raises InputError as `load_tokenizer` does."""
+    """Return the id of end-of-text in a prepared corpus. Raises InputError if it has none."""
     path = data / "tokenizer.json"
     end = load_tokenizer(path).token_to_id(END_OF_TEXT)
     if end is None:
-        raise InputError(f"{path} has no {END_OF_TEXT}; delete it and run snakemake to make it")
+        raise InputError(f"{path} has no {END_OF_TEXT}; delete it and run snakemake again")
     return end
 
 
 def _batch(documents: Iterator[str]) -> list[str]:
-    """The next documents, as many as memory takes at once; empty at the end."""
+    """Return the next documents, as many as fit into memory at once; empty at the end."""
     texts, room = [], _CHARACTERS_AT_A_TIME
     for text in islice(documents, _DOCUMENTS_AT_A_TIME):
         texts.append(text)
@@ -81,24 +81,24 @@ def encode(
     file: BinaryIO,
     label: str,
 ) -> dict[str, int]:
-    """Write the tokens of documents, each with end-of-text behind it, to an open file.
+    """Encode documents, add end-of-text after each document, and write the ids to an open file.
 
-    streams: mixed in equal shares of tokens until all end, or until `limit` tokens, where the last
-    document is cut. Returns the tokens, documents and characters that the file holds.
+    streams: mixed in equal shares of tokens, until all end or until `limit` tokens, which can cut
+    the last document. Returns the numbers of tokens, documents and characters in the file.
     """
     end = tokenizer.token_to_id(END_OF_TEXT)
     tokens = documents = characters = 0
-    shares = dict.fromkeys(range(len(streams)), 0)  # tokens by stream that has not ended
+    shares = dict.fromkeys(range(len(streams)), 0)  # tokens per stream that has not ended
     with tqdm(desc=label, total=limit, unit=" tokens", unit_scale=True, mininterval=1) as progress:
         while shares and tokens != limit:
-            turn = min(shares, key=shares.__getitem__)  # the stream that is behind goes next
+            turn = min(shares, key=shares.__getitem__)  # the stream with the fewest tokens is next
             texts = _batch(streams[turn])
             if not texts:
                 del shares[turn]
                 continue
-            # A document that spells the end-of-text token ends there.
+            # A document that contains the end-of-text string ends there.
             parts = [part for text in texts for part in text.split(END_OF_TEXT) if part.strip()]
-            # Fast: without each token's place in the text. The batch is shared among all cores.
+            # The fast version does not compute each token's place in the text. It uses all cores.
             encoded = tokenizer.encode_batch_fast(parts, add_special_tokens=False)
             lengths = np.array([len(e.ids) + 1 for e in encoded], np.int64)
             room = int(lengths.sum()) if limit is None else limit - tokens

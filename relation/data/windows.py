@@ -1,7 +1,7 @@
-"""Token files, the windows that a run reads of them, and their order.
+"""Token files, the windows that a run reads from them, and the order of the windows.
 
-A window predicts T tokens; its last token is the next window's first. Epoch e of seed s visits all
-windows in an order fixed by (s, e) alone, the same for both runs of a pair.
+A window predicts T tokens; its last token is the first token of the next window. Each epoch reads
+every window once. Seed and epoch alone fix the order, so it is the same in both runs of a pair.
 """
 
 import hashlib
@@ -26,19 +26,19 @@ IGNORED = -100  # the target that cross-entropy skips, PyTorch's convention
 
 
 def sha256_of(path: Path) -> str:
-    """SHA-256 of a file, hexadecimal."""
+    """Return the SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def data_rows(data: Path) -> dict[str, dict]:
-    """data.parquet of a prepared corpus, a row a split."""
+    """Return the rows of a prepared corpus's data.parquet by split."""
     rows = records.read(data / "data.parquet", "data").to_dict("records")
     return {row["split"]: row for row in rows}
 
 
 def open_tokens(data: Path, split: str) -> np.ndarray:
-    """A split's ids, (N,) unsigned 16-bit, memory-mapped; the file that data.parquet records."""
+    """Memory-map a split's ids, (N,) uint16. Raises InputError if data.parquet has another hash."""
     path = data / f"{split}.bin"
     if not path.exists() or path.stat().st_size == 0:
         raise InputError(f"{path} is missing or empty; run snakemake to make it")
@@ -48,10 +48,10 @@ def open_tokens(data: Path, split: str) -> np.ndarray:
 
 
 def epoch_order(windows: int, seed: int, epoch: int) -> np.ndarray:
-    """A permutation of range(windows), int64, fixed by (seed, epoch).
+    """Return a permutation of range(windows), int64, fixed by (seed, epoch).
 
-    Sorting by a bit generator's raw words, whose stream NumPy guarantees, keeps it the same in
-    every version; NumPy's `permutation` carries no such promise.
+    It sorts the raw words of a bit generator, because NumPy guarantees that these are the same in
+    every version. NumPy does not guarantee this for `permutation`.
     """
     keys = np.random.PCG64(np.random.SeedSequence([seed, epoch])).random_raw(windows)
     return np.argsort(keys, kind="stable")
@@ -59,7 +59,7 @@ def epoch_order(windows: int, seed: int, epoch: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Update:
-    """What one update reads: its first position in the run's window sequence, and its tokens."""
+    """The windows of one update, from position `first` of the run's order, and their tokens."""
 
     index: int
     first: int
@@ -68,9 +68,9 @@ class Update:
 
 
 def plan_updates(budget: int, tokens_per_update: int, context: int) -> list[Update]:
-    """Split a budget of predicted tokens into updates; the last may be partial.
+    """Split a budget of predicted tokens into updates.
 
-    It trains the rest of the budget on its own windows, the last one truncated.
+    If the budget does not divide evenly, the last update is smaller and its last window may be cut.
     """
     per_update = tokens_per_update // context
     full, remainder = divmod(budget, tokens_per_update)
@@ -88,21 +88,21 @@ class TrainingWindows:
         if self.count < 1:
             raise InputError(
                 f"the training split holds {len(tokens):,} tokens, fewer than one window of "
-                f"{context + 1:,}; give more text"
+                f"{context + 1:,}; add text"
             )
         self.context, self.tokens = context, tokens
         self._order = lru_cache(maxsize=1)(partial(epoch_order, self.count, seed))
 
     def window_ids(self, first: int, count: int) -> np.ndarray:
-        """Ids (count,) int64 of the windows at positions first .. first + count - 1."""
+        """Return the ids of the windows at positions first .. first + count - 1, (count,) int64."""
         places = (divmod(position, self.count) for position in range(first, first + count))
         return np.array([self._order(epoch)[place] for epoch, place in places], np.int64)
 
     def batch(self, ids: np.ndarray, tokens: int, rows: int) -> tuple[np.ndarray, np.ndarray]:
-        """Inputs and targets, each (rows, T) int64, for windows `ids`.
+        """Return inputs and targets, (rows, T) int64 each, of the windows `ids`.
 
-        Only the first `tokens` targets count: those after them, and rows without a window, are
-        IGNORED, so that a partial update keeps the shape of a full one.
+        Only the first `tokens` targets count. Later targets and rows without a window are IGNORED,
+        so a partial update has the shape of a full update.
         """
         context = self.context
         inputs = np.zeros((rows, context), np.int64)
@@ -116,10 +116,10 @@ class TrainingWindows:
 
 
 def order_hash(before: str, ids: np.ndarray, tokens: int) -> str:
-    """SHA-256 of the windows consumed, hexadecimal: equal for two runs that read the same data.
+    """Return the SHA-256 of all windows read so far: equal for two runs that read the same data.
 
-    before: of the updates before, at first of the token file and the context; ids: the update's
-    windows, (n,) int64; tokens: how many of them were predicted.
+    before: the hash before this update; the first hash covers the token file and the context.
+    ids: the update's windows, (n,) int64. tokens: how many tokens the update predicted.
     """
     windows = ids.astype("<i8").tobytes() + tokens.to_bytes(8, "little")
     return hashlib.sha256(bytes.fromhex(before) + windows).hexdigest()
@@ -130,7 +130,7 @@ def validation_batches(
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield inputs and targets, (rows, T) int64, that predict every token but the first once.
 
-    In order: full windows `rows` at a time, the last batch with fewer, then the ragged tail.
+    Full windows come first, `rows` at a time, then the rest of the tokens as one shorter window.
     """
     full = (len(tokens) - 1) // context
     spans = [(n * context, min(rows, full - n), context) for n in range(0, full, rows)]
@@ -142,27 +142,27 @@ def validation_batches(
 
 
 def first_windows(tokens: np.ndarray, length: int, count: int) -> np.ndarray:
-    """The first `count` full windows of a split as model inputs, (count, length) int64."""
+    """Return the first `count` full windows of a split as model inputs, (count, length) int64."""
     full = (len(tokens) - 1) // length
     if full < count:
         raise InputError(
-            f"the validation split holds {full} windows of {length} tokens and the "
-            f"diagnostics read {count}; give more validation text"
+            f"the validation split holds {full} windows of {length} tokens, but the "
+            f"diagnostics read {count}; add validation text"
         )
     return np.asarray(tokens[: count * length]).reshape(count, length).astype(np.int64)
 
 
-# A mask gives the documents of windows (B, T), or None where none are kept apart.
+# A mask returns the documents of inputs (B, T), or None if tokens may see other documents.
 Mask = Callable[["Tensor"], "Documents | None"]
 
 
 def document_mask(option: str | None, data: Path) -> Mask:
-    """The mask of a run's option `document_mask`, "documents" or None for no mask.
+    """Return the mask for a run's option `document_mask`: "documents", or None for no mask.
 
-    With it a token sees the tokens of its own document alone. A document begins with the
-    end-of-text before it: its first token is predicted from end-of-text alone, as generation starts
-    a document, and no target is predicted from another document. A window begins a document too.
-    The mask waits for a GPU once.
+    With "documents", a token sees only the tokens of its own document. A document begins with the
+    end-of-text before it, so its first token is predicted from end-of-text alone, as in generation,
+    and no target is predicted from another document. The start of a window also begins a document.
+    Each call of the mask waits once for a GPU.
     """
     if option is None:
         return lambda inputs: None
@@ -175,10 +175,10 @@ def document_mask(option: str | None, data: Path) -> Mask:
 def bounded_mask(
     option: str | None, data: Path, windows: TrainingWindows, updates: Sequence[Update], micro: int
 ) -> "Callable[[Tensor, Tensor], Documents] | None":
-    """`document_mask` of training micro-batches, inputs and targets (B, T); None for no mask.
+    """Return `document_mask` as a function of training inputs and targets (B, T), or None.
 
-    A CUDA graph can hold it: the bound of its documents is the most that any micro-batch of these
-    updates has, so that every process and every start builds the same graph. Reads the split once.
+    A CUDA graph can capture it: the number of documents is bounded by the most in any micro-batch
+    of these updates, so every process and every start builds the same graph. Reads the split once.
     """
     if option is None:
         return None
@@ -191,7 +191,7 @@ def bounded_mask(
         counts = ends[windows.window_ids(update.first, update.windows)]
         batches = np.add.reduceat(counts, np.arange(0, len(counts), micro))
         most = max(most, int(batches.max()))
-    # A token that predicts nothing begins none: a row without a window may be all `end`.
+    # Ignored tokens begin no document: a row without a window is all 0, which can be `end`.
     return lambda inputs, targets: Documents.bounded(
         (inputs == end) & (targets != IGNORED), most + micro
     )

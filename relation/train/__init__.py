@@ -1,1 +1,1 @@
-"""Training: `run` is a run from its specification to its records, `step` one update."""
+"""Training: module `run` makes a run from its specification; `step` computes one update."""

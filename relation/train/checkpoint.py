@@ -1,4 +1,4 @@
-"""Checkpoints in safetensors: a trained model, and the state from which a killed run goes on."""
+"""Checkpoints in safetensors: trained models, and the resume states of killed runs."""
 
 import errno
 import hashlib
@@ -23,9 +23,9 @@ _DAMAGE = (SafetensorError, AttributeError, KeyError, RuntimeError, TypeError, V
 
 
 def write(path: Path, tensors: Mapping[str, torch.Tensor], metadata: dict[str, str]) -> None:
-    """Write a file; a kill leaves the one before it, or this one, whole.
+    """Write a safetensors file atomically: a kill leaves either the old file or the new one.
 
-    Errors of the disk are OSError or RunError.
+    Raises OSError if writing fails, and RunError if the disk is full.
     """
     with records.atomic(path) as temporary:
         temporary.touch()
@@ -38,37 +38,37 @@ def write(path: Path, tensors: Mapping[str, torch.Tensor], metadata: dict[str, s
 
 
 def save_model(model: Decoder, path: Path, details: dict) -> None:
-    """Write a model's FP32 parameters with its configuration and `details` in the header."""
+    """Write a model's FP32 parameters; the header holds its configuration and `details`."""
     tensors = {name: p.detach().cpu().contiguous() for name, p in model.named_parameters()}
     details = {**details, "sha256": weights_hash(tensors)}
-    # One key: safetensors writes several in an order that changes from run to run.
+    # A single key: safetensors writes several keys in an order that changes from run to run.
     metadata = json.dumps({**asdict(model.config), "details": details}, sort_keys=True)
     write(path, tensors, {"model": metadata})
 
 
 def trained_as(path: Path) -> str | None:
-    """The hash of the run that wrote a checkpoint. Raises InputError for none or a damaged one."""
+    """Return the hash of the run that wrote a checkpoint. Raises InputError like `load_model`."""
     with _readable(path), safe_open(path, framework="pt") as file:
         return json.loads(file.metadata()["model"])["details"].get("hash")
 
 
 @contextmanager
 def _readable(path: Path) -> Iterator[None]:
-    """What reading a checkpoint raises becomes an InputError."""
+    """Turn an error in reading a checkpoint into an InputError."""
     try:
         yield
     except FileNotFoundError:
         raise InputError(f"{path} is missing; run snakemake to train it") from None
     except (OSError, *_DAMAGE) as error:
-        reason = " ".join(str(error).split("\n\t")[:2])  # PyTorch lists every tensor
+        reason = " ".join(str(error).split("\n\t")[:2])  # PyTorch's message lists every tensor
         raise InputError(
-            f"{path} is no complete checkpoint of this version ({reason}); if snakemake made it, "
-            "move it away and run snakemake again"
+            f"{path} is not a complete checkpoint of this version ({reason}); if snakemake made "
+            "it, move it elsewhere and run snakemake again"
         ) from None
 
 
 def load_model(path: Path, device: torch.device, execution: Execution | None = None) -> Decoder:
-    """The trained model of a checkpoint. Raises InputError for none or a damaged one."""
+    """Load a checkpoint's model. Raises InputError if the file is missing or damaged."""
     with _readable(path):
         with safe_open(path, framework="pt") as file:
             values = json.loads(file.metadata()["model"])
@@ -84,12 +84,12 @@ def load_model(path: Path, device: torch.device, execution: Execution | None = N
 
 @dataclass
 class RunState:
-    """How far a run has come: what a resume state holds besides the tensors.
+    """The progress of a run: everything in a resume state except the tensors.
 
-    `update` is the data cursor: the windows of the next update follow from it, and `order_hash`
-    vouches for those read. No generator's state is kept, as training draws nothing at random once
-    the weights are initialised. `losses`, `norms` and `seconds` have a value an update; `processes`
-    lists how many trained it, in order of change; `probes` holds their rows so far.
+    update: how many updates are done, which determines the next update's windows. order_hash: of
+    the windows read so far. losses, norms, seconds: one value per update. processes: the number of
+    processes, with one more entry for each change. probes: the rows so far. There is no state of a
+    random generator: after the weights are initialised, training draws no random numbers.
     """
 
     init_hash: str
@@ -103,7 +103,7 @@ class RunState:
 
 
 def resume_key(hash: str, *execution: object) -> str:
-    """What a resume state must have been made by: a specification, its execution, and the code."""
+    """Return the key that a resume state must match: specification, execution and code."""
     code = hashlib.sha256(torch.__version__.encode())
     folders = (records.PROJECT / "relation", records.PROJECT / "kernels")
     for path in sorted(path for folder in folders for path in folder.rglob("*")):
@@ -115,7 +115,7 @@ def resume_key(hash: str, *execution: object) -> str:
 def snapshot(
     model: Decoder, optimizer: torch.optim.Optimizer, state: RunState, key: str
 ) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Parameters, moments and progress as they are now, copied to the host, for `write`."""
+    """Copy parameters, moments and progress to the host; return the arguments of `write`."""
     tensors = {f"model.{name}": p.detach() for name, p in model.named_parameters()}
     for index, moments in optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{index}.{name}": value for name, value in moments.items()}
@@ -126,21 +126,21 @@ def snapshot(
 def load_state(
     path: Path, key: str, model: Decoder, optimizer: torch.optim.Optimizer, warn: bool = True
 ) -> RunState | None:
-    """Restore a resume state into model and optimiser.
+    """Restore model and optimiser from a resume state, and return its progress.
 
-    None where there is none, it is damaged or `key` is not its own; of the last two it may `warn`.
+    Returns None for a missing file, and for a damaged file or another key; then `warn` prints why.
     """
     if not path.exists():
         return None
     try:
         with safe_open(path, framework="pt") as file:
             if file.metadata()["key"] != key:
-                raise ValueError("other code, data, execution or probes made it")
+                raise ValueError("other code, data, execution or probe options made it")
             state = RunState(**json.loads(file.metadata()["state"]))
         tensors = load_file(path)
     except (OSError, *_DAMAGE) as error:
         if warn:
-            print(f"warning: {path} is not used ({error}); the run starts anew", file=sys.stderr)
+            print(f"warning: {path} is not used ({error}); the run starts over", file=sys.stderr)
         return None
     model.load_state_dict({n: tensors.pop(f"model.{n}") for n, _ in model.named_parameters()})
     moments: dict[int, dict] = {}

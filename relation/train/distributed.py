@@ -1,8 +1,8 @@
-"""Data-parallel training of one run: the processes that torchrun starts on one machine.
+"""Data-parallel training of one run by several processes that torchrun starts on one machine.
 
-Each has a copy of the model and takes every size-th micro-batch of an update. Gradients and loss
-are summed through one all-reduce an update, so all take the same step, and the sum is a single
-process's up to the order of its terms.
+Each process has a copy of the model and computes every size-th micro-batch of an update. One
+all-reduce per update sums gradients and loss, so all processes take the same step. The sum differs
+from a single process's sum only in the order of its terms.
 """
 
 import os
@@ -22,8 +22,8 @@ _TIMEOUT = timedelta(minutes=30)  # longer than the first process takes to save 
 
 
 def check_processes(run: Run, count: int) -> None:
-    """Raise InputError, before any of them starts, where `count` processes cannot train a run."""
-    if run.divergence == "record":  # the others would wait for the one that ends
+    """Raise InputError if `count` processes cannot train a run."""
+    if run.divergence == "record":  # if one process stopped early, the others would wait for it
         raise InputError(f"{run.name}: divergence: record takes one process, not {count}")
     if not 1 <= count <= run.accumulation:
         raise InputError(
@@ -34,9 +34,9 @@ def check_processes(run: Run, count: int) -> None:
 
 @contextmanager
 def claimed_gpus(run: Run, count: int) -> Iterator[None]:
-    """Hold the GPUs of a run's processes and let these see no others; on a CPU nothing.
+    """Hold one GPU per process and hide the other GPUs from the processes; on a CPU do nothing.
 
-    Raises InputError where the machine has fewer.
+    Raises InputError if the machine has fewer GPUs.
     """
     if run.device == "cpu":
         yield
@@ -48,9 +48,9 @@ def claimed_gpus(run: Run, count: int) -> Iterator[None]:
 
 
 class World:
-    """The processes that train one run; `rank` is this one's number, from 0, of `size`.
+    """The `size` processes that train one run; `rank` is the number of this process, from 0.
 
-    The first leads: it alone saves, logs, evaluates and talks. Without torchrun there is one.
+    Process 0 leads: it alone saves, evaluates, records and prints. Without torchrun, `size` is 1.
     """
 
     def __init__(self):
@@ -61,10 +61,10 @@ class World:
 
     @contextmanager
     def device(self, kind: str, runs_per_gpu: int) -> Iterator[torch.device]:
-        """Yield this process's own device of `kind` ("cpu" or "cuda"), and join the others.
+        """Yield this process's device of `kind` ("cpu" or "cuda") and join the other processes.
 
-        runs_per_gpu: how many runs share a GPU with the one process of a run; for several
-        processes `claimed_gpus` has whole ones.
+        runs_per_gpu: how many runs share a GPU, for a run of one process. Several processes do not
+        share GPUs: `claimed_gpus` holds a whole GPU for each.
         """
         if self.size == 1:
             with claim(kind, runs_per_gpu) as device:
@@ -76,14 +76,14 @@ class World:
             torch.cuda.set_device(device)
         dist.init_process_group("nccl" if kind == "cuda" else "gloo", timeout=_TIMEOUT)
         yield device
-        # Not after an error: a peer may be gone, and with it the end of what is under way.
+        # Not after an error: if a peer is gone, its pending operations never end.
         dist.destroy_process_group()
 
 
 def summed_gradients(model: nn.Module) -> Callable[[Tensor], None]:
-    """The `reduce` of an UpdateStep: gradients and loss become their sums over the processes.
+    """Return the `reduce` of an UpdateStep, which sums gradients and loss over the processes.
 
-    A process without a micro-batch of this update adds zeros.
+    A process without a micro-batch in an update adds zeros.
     """
     parameters = list(model.parameters())
     sizes = [p.numel() for p in parameters]

@@ -1,7 +1,7 @@
-"""One training run, from its specification to its records: read it from top to bottom.
+"""One training run, from its specification to its records. Read this file from top to bottom.
 
-One process trains it, or several that torchrun started. A killed run goes on from its last resume
-state when the same command is given again.
+One process trains the run, or several processes that torchrun starts. After a kill, the same
+command continues the run from its last resume state.
 """
 
 import hashlib
@@ -44,16 +44,16 @@ from relation.train.distributed import World, check_processes, summed_gradients
 from relation.train.step import Readback, UpdateStep, build_optimizer, check_all_learn, nll_of, wsd
 from relation.variants import LINEAR, backend_names, parameter_count
 
-_REMEDY = "lower learning_rate, or count it with divergence: record"
+_REMEDY = "lower learning_rate, or set `divergence: record` to keep the run as diverged"
 
 
 def train(run: Run, data: Path, out: Path, resume: Path, runs_per_gpu: int = 1) -> None:
-    """Train a run and write run, losses and probes.parquet and model.safetensors into `out`.
+    """Train a run; write {run,losses,probes}.parquet and model.safetensors into `out`.
 
-    data: its prepared corpus; resume: the folder of resume states, where a killed run's lies until
-    it is done; runs_per_gpu: how many runs share a GPU. On a CPU, and on a GPU where the run is
-    deterministic, the result is the same to the last bit however often the run was stopped, if the
-    number of processes stays the same.
+    data: the folder of the prepared corpus. resume: the folder of resume states; a finished run
+    deletes its state. runs_per_gpu: how many runs share a GPU. With the same number of processes,
+    stopping and resuming changes no bit of the result on a CPU, or on a GPU if `run.deterministic`.
+    Raises DivergedError if a value is not finite, unless `run.divergence` is "record".
     """
     world = World()
     if world.size > 1:
@@ -69,7 +69,7 @@ def train(run: Run, data: Path, out: Path, resume: Path, runs_per_gpu: int = 1) 
 def _train(
     run: Run, data: Path, out: Path, state_file: Path, world: World, device: torch.device
 ) -> None:
-    # Data: the windows of every update, fixed by the seed alone.
+    # Data: the seed alone decides which windows each update reads.
     splits = data_rows(data)
     hashes = {split: row["sha256"] for split, row in splits.items()}
     windows = TrainingWindows(open_tokens(data, "train"), run.context, run.seed)
@@ -79,7 +79,7 @@ def _train(
     mask = document_mask(run.document_mask, data)
     documents = bounded_mask(run.document_mask, data, windows, updates, run.micro)
 
-    # Model and optimiser: weights from the seed, equal in both runs of a pair.
+    # Model and optimiser: both runs of a pair start from equal weights, unless init_key is set.
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     execution = Execution(**run.backends, compiled=run.compile)
@@ -93,11 +93,11 @@ def _train(
         model, optimizer, device, run.precision, run.compile, run.gradient_clip, documents, reduce
     )
 
-    # Resume: a killed run goes on from its last state, of this code, data, execution and probes.
+    # Resume: a state is used only if the same code, data, execution and probe options made it.
     executed = (run.device, run.compile, run.backends, run.deterministic)
     probed = [getattr(run, name) for name in (*PROBE_OPTIONS, *FLOW_OPTIONS)]
     key = checkpoint.resume_key(run.hash, hashes, *executed, *probed)
-    if world.leads:  # what a process that was killed in the middle of a state left
+    if world.leads:  # delete half-written states of killed processes
         for unfinished in state_file.parent.glob(f".{state_file.name}.*.tmp"):
             unfinished.unlink()
     state = checkpoint.load_state(state_file, key, model, optimizer, world.leads)
@@ -109,26 +109,26 @@ def _train(
         state.processes.append(world.size)
     consumed = sum(update.tokens for update in updates[: state.update])
 
-    # What the loop calls. A GPU is a few updates behind the host, so that losses come late.
+    # Functions for the loop. A GPU runs a few updates behind the host, so its losses arrive late.
     readback = Readback(device)
 
     def batches(update: Update, ids: np.ndarray) -> Iterator[tuple[Tensor, ...]]:
-        """This process's micro-batches: inputs and targets, (micro, T), on the device."""
+        """Yield this process's micro-batches: inputs and targets, (micro, T), on the device."""
         for first in range(world.rank * run.micro, len(ids), world.size * run.micro):
             tokens = min(update.tokens - first * run.context, run.micro * run.context)
             arrays = windows.batch(ids[first : first + run.micro], tokens, run.micro)
             yield tuple(to_device(array, device) for array in arrays)
 
     def log(readings: Iterator[tuple[list[float], float]]) -> None:
-        """Add finished updates to the state. Raises DivergedError for one that is not finite."""
+        """Add finished updates to the state. Raises DivergedError if one is not finite."""
         for (loss, norm), seconds in readings:
             update = updates[state.update]
             if not (math.isfinite(loss) and math.isfinite(norm)):
                 raise DivergedError(
                     f"{run.name}: loss {loss} and gradient norm {norm} at update "
                     f"{update.index + 1}, after {update.index * run.tokens_per_update:,} "
-                    f"tokens (windows {update.first} to {update.first + update.windows - 1} of "
-                    f"seed {run.seed}'s order); {_REMEDY}"
+                    f"tokens (windows {update.first} to {update.first + update.windows - 1} in the "
+                    f"order of seed {run.seed}); {_REMEDY}"
                 )
             ids = windows.window_ids(update.first, update.windows)
             state.order_hash = order_hash(state.order_hash, ids, update.tokens)
@@ -140,27 +140,27 @@ def _train(
                 progress.advance(update.tokens, f"loss {loss:.3f}")
 
     def probe(tokens: int, validates: bool, reads_flow: bool) -> None:
-        """Note what the first process reads off the model after so many tokens."""
+        """Let the first process probe the model after `tokens` tokens and keep the rows."""
         if world.leads and (validates or reads_flow):
             log(readback.drain())
             reading = _probes(run, model, validation, mask, device, validates, reads_flow)
             try:
                 rows = list(reading)
-            except DivergedError as error:  # of the flow, before the loss
+            except DivergedError as error:  # the flow is not finite, while the loss still was
                 raise DivergedError(f"{run.name}: {error}; {_REMEDY}") from None
             state.probes += [{"update": state.update, "tokens": tokens} | row for row in rows]
             readback.restart()
 
     def save() -> None:
-        """Write a resume state; on a GPU training goes on meanwhile."""
+        """Write a resume state; on a GPU, a thread writes it while training continues."""
         nonlocal writing
         log(readback.drain())
-        # Broken weights are not saved: the next update's loss stops the run, in all processes.
+        # Do not save broken weights. The next update's loss stops the run, in all processes.
         if not _not_finite(model):
             tensors, metadata = checkpoint.snapshot(model, optimizer, state, key)
-            writing.result()  # the state before; raises what writing it raised
+            writing.result()  # wait for the previous write, and raise its error
             writing = writer.submit(checkpoint.write, state_file, tensors, metadata)
-            if device.type == "cpu":  # a thread would only take turns with this one
+            if device.type == "cpu":  # here a thread would only compete with training
                 writing.result()
         readback.restart()
 
@@ -184,7 +184,7 @@ def _train(
                 log(readback.put(loss, norm))
                 if update.index == 0:
                     check_all_learn(model, optimizer, run.name)
-                # Whether one of so many equal parts of the budget ends in this update.
+                # Probe if one of `n` equal parts of the budget ends in this update.
                 parts = (run.validations, run.probes)
                 probe(after, *(after * n // planned > before * n // planned for n in parts))
                 if world.leads and time.monotonic() - saved_at > run.checkpoint_seconds:
@@ -193,7 +193,7 @@ def _train(
             log(readback.drain())
             if broken := _not_finite(model):
                 raise DivergedError(
-                    f"{run.name}: {broken} is not finite after the last update; {_REMEDY}"
+                    f"{run.name}: parameter {broken} is not finite after the last update; {_REMEDY}"
                 )
         except DivergedError:
             if run.divergence == "fail":
@@ -201,7 +201,7 @@ def _train(
             diverged = True
         writing.result()
 
-    # Evaluation and records, by the first process.
+    # The first process evaluates the model and writes the records.
     if not world.leads:
         return
     peak = torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None
@@ -227,9 +227,9 @@ def _probes(
     validates: bool,
     reads_flow: bool,
 ) -> Iterator[dict]:
-    """Validation NLL on the split's first tokens; lambda, angles and flow metrics of each layer.
+    """Yield lambda, angles and flow metrics of each layer, and the NLL on the first tokens.
 
-    The model stays as it is, and nothing is drawn at random.
+    Changes neither the model nor a random state. Raises DivergedError if a flow is not finite.
     """
 
     def row(layer: int | None, part: int | None, metric: str, value: float) -> dict:
@@ -267,10 +267,10 @@ def _write(
     device: torch.device,
     measured: dict,
 ) -> None:
-    """Write losses, probes and, last, the record of the run itself.
+    """Write losses.parquet, probes.parquet and, last, run.parquet.
 
-    splits: rows of data.parquet; updates: those that were trained; measured: further columns of
-    the record.
+    splits: rows of data.parquet by split; updates: the finished updates; measured: further columns
+    of run.parquet.
     """
     config, seconds = run.model, sum(state.seconds)
     consumed = np.cumsum([update.tokens for update in updates], dtype=np.int64).tolist()
@@ -308,5 +308,5 @@ def _write(
 
 
 def _not_finite(model: torch.nn.Module) -> str | None:
-    """The first parameter that holds what is no number."""
+    """Return the name of the first parameter that holds a NaN or an infinity, or None."""
     return next((n for n, p in model.named_parameters() if not p.isfinite().all()), None)

@@ -1,7 +1,7 @@
 """One optimiser update: loss, gradient, clipping, AdamW. Training, checks and benchmarks share it.
 
-On a GPU a compiled step replays its forward and backward pass as CUDA graphs: eagerly a pass of a
-small model is hundreds of launches, and the GPU waits for the host between them.
+On a GPU a compiled step replays its forward and backward pass as CUDA graphs. Without graphs, a
+pass of a small model launches hundreds of kernels, and the GPU waits for the host between them.
 """
 
 import copy
@@ -26,19 +26,18 @@ from relation.machine import to_device
 from relation.nn import Decoder
 
 _WARM_PASSES = 2
-_UPDATES_LATE = 3  # a GPU is given the next updates before the first of these is waited for
+_UPDATES_LATE = 3  # on a GPU, the host launches this many more updates before it waits for one
 
 
 @dataclass(eq=False)
 class UpdateStep:
     """Runs updates of one model on one device.
 
-    With `compile`, the loss is compiled once for the shape of a micro-batch, for this step alone,
-    and on a GPU later updates replay it as CUDA graphs: every micro-batch then has that shape.
-    `documents(inputs, targets)`, where given, says which documents a micro-batch has, which the
-    model keeps apart; it must not wait for the device. `reduce(loss)`, where given, is called once
-    an update, after the last backward pass and before clipping: data-parallel training sums the
-    gradients and the loss over its processes there.
+    compile: compile the loss for this step alone. On a GPU, later updates replay it as CUDA graphs,
+    so all micro-batches must have one shape. documents(inputs, targets): returns the documents of a
+    micro-batch, which do not see each other; it must not wait for the device. None: no mask.
+    reduce(loss): called once per update, after the last backward pass and before clipping.
+    Data-parallel training uses it to sum the gradients and the loss over its processes.
     """
 
     model: nn.Module
@@ -59,13 +58,13 @@ class UpdateStep:
     def __call__(
         self, batches: Iterable[tuple[Tensor, Tensor]], tokens: int, learning_rate: float
     ) -> tuple[Tensor, Tensor]:
-        """One update over micro-batches of (B, T) int64 inputs and targets.
+        """Run one update over micro-batches of inputs and targets, (B, T) int64 each.
 
-        The gradient is the mean over the update's `tokens`. Returns the mean loss (nat/token) and
-        the gradient's L2 norm before clipping, both scalars on the device.
+        tokens: how many tokens the update predicts; loss and gradient are means over them. Returns
+        the loss (nat/token) and the gradient's L2 norm before clipping, both scalars on the device.
         """
         total = torch.zeros((), device=self.device)
-        # On a GPU a tensor, as graphs hold it: PyTorch divides by a number in other bits.
+        # On a GPU a tensor, as in the graphs: PyTorch rounds a division by a number differently.
         on_gpu = self.device.type == "cuda"
         divisor = torch.full((), float(tokens), device=self.device) if on_gpu else tokens
         for number, (inputs, targets) in enumerate(batches):  # (B, T) each
@@ -77,7 +76,7 @@ class UpdateStep:
                 total += self._pass(inputs, targets, divisor)
             else:
                 total += self._captured(inputs, targets, tokens, first=number == 0)
-        # A process of several may have had no micro-batch.
+        # With several processes, this one may have had no micro-batch and compiled nothing.
         self._compiled = self._captures and any(p.grad is not None for p in self.model.parameters())
         if self.reduce is not None:
             self.reduce(total)
@@ -89,7 +88,7 @@ class UpdateStep:
         return total, norm
 
     def _pass(self, inputs: Tensor, targets: Tensor, tokens: int | Tensor) -> Tensor:
-        """Add a micro-batch's share of the gradient to `.grad`; returns its share of the loss."""
+        """Add a micro-batch's share of the gradient to `.grad`; return its share of the loss."""
         documents = None if self.documents is None else self.documents(inputs, targets)
         with autocast(self.device, self.precision):
             loss = self._loss(self.model, inputs, targets, documents) / tokens
@@ -97,23 +96,23 @@ class UpdateStep:
         return loss.detach()
 
     def uncaptured(self) -> "UpdateStep":
-        """The same update of the same model, compiled as it is, whose kernels the host launches."""
+        """Return a step with the same model and compiled loss that does not use CUDA graphs."""
         launched = copy.copy(self)
         launched._captures, launched._compiled, launched._captured = False, False, None
         return launched
 
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:
-    """BF16 autocast over FP32 weights, or nothing for fp32."""
+    """Return an autocast context: BF16 over FP32 weights for "bf16", disabled for "fp32"."""
     return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
 
 
 def wsd(before: int, after: int, budget: int, warmup: int, plateau: float) -> float:
-    """WSD80 (Appendix B.2): the factor of the peak rate for an update of tokens before .. after.
+    """Return an update's learning rate as a fraction of the peak rate, by WSD80 (Appendix B.2).
 
-    Linear warm-up over `warmup` tokens, constant until the fraction `plateau` of the budget, then
-    linear to zero. Warm-up reads the tokens after the update and decay those before it, so that
-    no update has rate zero.
+    before, after: tokens consumed before and after the update. The fraction rises linearly over
+    `warmup` tokens, stays 1 up to the share `plateau` of the budget, then falls linearly to zero.
+    The rise uses `after` and the fall uses `before`, so no update has rate zero.
     """
     rise = min(1.0, after / warmup)
     fall = min(1.0, (budget - before) / (budget * (1 - plateau)))
@@ -129,10 +128,10 @@ def build_optimizer(
     decay_embedding: bool,
     decay_vectors: bool = False,
 ) -> "AdamW":
-    """A fused AdamW over two groups: the parameters that decay, and those that do not.
+    """Return a fused AdamW with two parameter groups: with and without weight decay.
 
-    decay_embedding: whether the tied embedding decays; decay_vectors: whether norms, lambda,
-    angles, A_log and dt_bias do, which have fewer than two dimensions.
+    decay_embedding: whether the tied embedding decays. decay_vectors: whether parameters with fewer
+    than two dimensions decay: norms, lambda, angles, A_log and dt_bias.
     """
     decayed, undecayed = [], []
     for name, parameter in model.named_parameters():
@@ -146,10 +145,10 @@ def build_optimizer(
 
 
 class AdamW(torch.optim.AdamW):
-    """PyTorch's AdamW, never traced by torch.compile.
+    """PyTorch's AdamW without the wrappers that keep torch.compile from tracing it.
 
-    PyTorch wraps these methods against tracing, and the first call imports torch._dynamo, which
-    takes every process two seconds.
+    The first call of a wrapper imports torch._dynamo, which takes two seconds in every process. The
+    optimiser is never compiled here, so it does not need the wrappers.
     """
 
     step = torch.no_grad()(unwrap(torch.optim.AdamW.step))
@@ -160,7 +159,7 @@ class AdamW(torch.optim.AdamW):
 
 
 def check_all_learn(model: torch.nn.Module, optimizer: torch.optim.Adam, run: str) -> None:
-    """Raise RunError where a parameter has had gradients of zero alone.
+    """Raise RunError if the gradient of a parameter has been zero in every update so far.
 
     Every parameter gets a non-zero gradient in update 1. A compiler bug can drop one silently, and
     the run would still finish.
@@ -171,19 +170,19 @@ def check_all_learn(model: torch.nn.Module, optimizer: torch.optim.Adam, run: st
     idle = [name for name, learns in zip(names, learned, strict=True) if not learns]
     if idle:
         raise RunError(
-            f"{run}: the gradient of {', '.join(idle)} is zero, so this PyTorch "
-            f"({torch.__version__}) differentiates the model wrongly; use the pinned version, or "
-            "`compile: false` in config.yaml where the campaign compiles"
+            f"{run}: the gradient of {', '.join(idle)} is zero, so PyTorch {torch.__version__} "
+            "computes wrong gradients; install the pinned version or, if the campaign compiles, "
+            "set `compile: false` in config.yaml"
         )
 
 
 def summed_nll(
     model: nn.Module, inputs: Tensor, targets: Tensor, documents: Documents | None = None
 ) -> Tensor:
-    """Sum of negative log-likelihoods in nats, FP32, over targets that are not IGNORED.
+    """Return the sum of the targets' negative log-likelihoods in nats, a FP32 scalar.
 
-    inputs, targets: (B, T) int64; documents: those of the inputs. On a GPU, where a gradient is
-    wanted, it is formed with the loss.
+    inputs, targets: (B, T) int64; a target that is IGNORED adds nothing. documents: the documents
+    of the inputs. On a GPU with gradients enabled, a kernel computes loss and gradient together.
     """
     states, weight = model.states(inputs, documents), model.embedding.weight  # (B, T, d), (V, d)
     if torch.is_grad_enabled() and _fuses(states.device, weight.shape[0]):
@@ -205,10 +204,10 @@ def nll_of(
     mask: Mask,
     advance: Callable[[int], None] = lambda tokens: None,
 ) -> float:
-    """Mean NLL in nat/token over (N,) ids, each but the first predicted once (Appendix B.2).
+    """Return the mean NLL in nat/token over (N,) ids (Appendix B.2), summed in FP64.
 
-    `rows` windows of T = context are evaluated at a time; the sum is taken in FP64. mask: that of
-    the model's training. `advance(n)` is called when n more tokens are done.
+    Every token but the first is predicted once, in windows of T = context, `rows` windows at a
+    time. mask: the mask of the model's training. advance(n): called after each n tokens.
     """
     model.eval()
     total = torch.zeros((), dtype=torch.float64, device=device)
@@ -222,20 +221,20 @@ def nll_of(
 
 
 def _fuses(device: torch.device, vocabulary: int) -> bool:
-    """Whether the kernel runs there: on a GPU, not in Triton's interpreter."""
+    """Whether the loss kernel is used: on a GPU, outside Triton's interpreter, if V fits."""
     if device.type != "cuda" or kernels.why_unavailable(device) is not None:
         return False
-    # It imports Triton.
+    # Imported here, because it imports Triton.
     from relation.kernels.cross_entropy import LARGEST_VOCABULARY
 
     return vocabulary <= LARGEST_VOCABULARY
 
 
 class _SummedNLL(torch.autograd.Function):
-    """Output projection and loss, whose logits are gone before the backward pass.
+    """Output projection and loss. The logits are freed before the backward pass.
 
-    The forward pass leaves the gradient in the logits for a loss whose own gradient is 1; the
-    backward multiplies its two products by what that turns out to be.
+    The forward pass keeps the gradient of the logits, computed as if the gradient of the loss
+    were 1. The backward pass multiplies its two products by the actual gradient of the loss.
     """
 
     @staticmethod
@@ -252,7 +251,7 @@ class _SummedNLL(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, dloss: Tensor):
         x, w, dlogits = ctx.saved_tensors
-        # dlogits is (B T, V), of a loss whose gradient is 1.
+        # dlogits, (B T, V), assumes that the gradient of the loss is 1.
         dstates, dweight = (dlogits @ w).to(dloss.dtype), (dlogits.mT @ x).to(dloss.dtype)
         states_dtype, weight_dtype = ctx.dtypes
         dstates = (dstates * dloss).to(states_dtype).view(ctx.shape)
@@ -260,10 +259,10 @@ class _SummedNLL(torch.autograd.Function):
 
 
 def _recompiled_copy(function: FunctionType) -> FunctionType:
-    """A copy of a function without closure that shares nothing with it in torch.compile's cache.
+    """Copy a function without a closure, so that torch.compile compiles the copy separately.
 
-    The cache belongs to the code object: after a graph break, what was compiled for one model can
-    be taken for another.
+    PyTorch caches compiled code per code object. After a graph break it can use code that was
+    compiled for another model.
     """
     return FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
 
@@ -271,9 +270,10 @@ def _recompiled_copy(function: FunctionType) -> FunctionType:
 class _CapturedPass:
     """Replays `run(inputs, targets, tokens)`, which adds gradients to `.grad` and returns a loss.
 
-    inputs, targets: a micro-batch on the GPU, whose shapes all later ones share. Two graphs: the
-    first micro-batch of an update writes the gradients, those after it add to them. They hold the
-    memory of one pass as long as they live. Peak statistics of a replay are those of the capture.
+    inputs, targets: a micro-batch on the GPU; all later micro-batches have its shape. Two graphs:
+    one writes the gradients of an update's first micro-batch, one adds the gradients of a later
+    micro-batch. The graphs keep the memory of one pass while they exist. PyTorch counts it in its
+    peak statistics at the capture, not at a replay.
     """
 
     def __init__(
@@ -299,12 +299,12 @@ class _CapturedPass:
 
     @staticmethod
     def _release_workspaces() -> None:
-        # cuBLAS would keep what it took for each stream; a graph's own lies in its pool.
+        # cuBLAS would keep a workspace per stream. A graph's workspace is in the graph's pool.
         torch.cuda.synchronize()
         torch._C._cuda_clearCublasWorkspaces()
 
     def _warm_up(self) -> None:
-        """Run outside a graph what cannot be captured: lazy initialisation of libraries."""
+        """Run passes outside a graph: libraries initialise lazily, which cannot be captured."""
         self._forget_gradients()
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
@@ -317,14 +317,14 @@ class _CapturedPass:
 
     def _capture(self, pool) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         graph = torch.cuda.CUDAGraph()
-        # Other threads may use CUDA meanwhile: NCCL's watchdog asks for events.
+        # Other threads may call CUDA during the capture: NCCL's watchdog queries events.
         with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
             loss = self._run(self._inputs, self._targets, self._tokens)
         self._release_workspaces()
         return graph, loss
 
     def __call__(self, inputs: Tensor, targets: Tensor, tokens: int, first: bool) -> Tensor:
-        """One pass; returns the loss, a scalar that the next call overwrites."""
+        """Run one pass; return the loss, a scalar that the next call overwrites."""
         self._inputs.copy_(inputs, non_blocking=True)
         self._targets.copy_(targets, non_blocking=True)
         self._tokens.fill_(tokens)
@@ -340,13 +340,13 @@ class _CapturedPass:
 
 
 class Readback:
-    """An update's scalars, read on the host when the device has got that far.
+    """Reads each update's scalars and its seconds on the host, without making a GPU wait.
 
-    On a GPU they are copied to pinned memory behind the update and read at most three updates
-    later. The time is the GPU's own, from the end of one update to the end of the next, so that
-    what the host takes to keep it busy is in it. On a CPU nothing is late and the clock is the
-    host's. `restart` begins a stretch: the time before it, spent on saving or evaluating, belongs
-    to no update.
+    On a GPU the scalars are copied to pinned memory after the update and read three updates later,
+    or by `drain`. The seconds are GPU time from the end of one update to the end of the next, so
+    they include the time in which the GPU waits for the host. On a CPU the scalars are read at once
+    and the host's clock is used. Call `restart` after saving or evaluating: that time then counts
+    for no update.
     """
 
     def __init__(self, device: torch.device):
@@ -362,11 +362,11 @@ class Readback:
         return event
 
     def restart(self) -> None:
-        """Begin a stretch of updates that follow one another at once; none may be waiting."""
+        """Start the clock for the next update; all earlier updates must have been read."""
         self._began = self._now()
 
     def put(self, *scalars: Tensor) -> Iterator[tuple[list[float], float]]:
-        """Take an update's scalars; yield the values and seconds of those that are due."""
+        """Take an update's scalars; yield values and seconds of the updates that are due."""
         values = torch.stack(scalars)
         if not self._on_gpu:
             began, self._began = self._began, self._now()
@@ -378,7 +378,7 @@ class Readback:
             yield self._next()
 
     def drain(self) -> Iterator[tuple[list[float], float]]:
-        """Yield all that wait."""
+        """Wait for all updates that are not read yet; yield their values and seconds."""
         while self._waiting:
             yield self._next()
 
