@@ -1,8 +1,8 @@
-"""The 24 claims of the paper, each held against one setting by a rule that was fixed beforehand.
+"""The paper's 24 claims. A rule that was fixed beforehand judges each claim in one setting.
 
-A claim is a function from a ``Case`` (a setting's cells and frames) to rows of evidence. Its
-docstring says what the paper asserts and, after a blank line, its rule where that is not the usual
-one. ``judge`` turns the rows into verdicts (docs/preregistration.md).
+A claim is a function from a ``Case`` (a setting's cells and records) to rows of evidence. Its
+docstring says what the paper asserts. A second paragraph states the rule if it is not ``SIGN``.
+``judge`` turns the rows into verdicts (docs/preregistration.md).
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ from report.paper import GPU, SCALES, SEEDS
 
 PARAMETERS_A_LAYER, HYBRID_PARAMETERS = 5, 31_967_571
 HYBRID = {"layers": 12, "d_model": 480, "heads": 8, "d_ff": 960, "vocab": 4096, "context": 2048}
-# Claim 16: launches at small T and cache misses at large T bend a fitted power of time; bytes are
-# counted, so their power is off by rounding alone.
+# Tolerances of claim 16. Launches at small T and cache misses at large T bend a fitted power of
+# time. Bytes are counted, so only rounding changes their power.
 POWER_OF_TIME, POWER_OF_BYTES = 0.15, 0.01
-# The variation that the rule for readings chose by layers 0 and 1 (docs/preregistration.md).
+# The variation that was chosen by the flow of layers 0 and 1 (docs/preregistration.md).
 CHOSEN_VARIATION = "nearest"
-# In what the models behind a claim must be the paper's: columns of app-configs, and the lengths of
-# the diagnosed sequences; pair: MHA was diagnosed as well.
+# What must equal the paper's in the models behind a claim: columns of app-configs, and the lengths
+# of the diagnosed sequences. pair: MHA was diagnosed as well.
 MODELS = ("geometry", "vocab", "context")
 TRAINED = (*MODELS, "tokens")
 FLOW = (*TRAINED, "flow_length", "rank_length", "pair")
-SIGN = "The paper's sign at every scale that was run; and its size."
+SIGN = "The paper's sign holds at every scale that was run. In addition, its size."
 SIZE = (
-    "the paper's value in our 95% t interval over seeds, or ours within the paper's rounding or, "
-    "where it prints its seeds, one of its standard deviations"
+    "the paper's value lies in our 95% t interval over seeds, or ours lies within its rounding or, "
+    "if the paper prints its seeds, within one of its standard deviations"
 )
 # Claims 1 to 18 and their rules were fixed before any run.
 ADDED = (
-    "Added after the first replication, and fixed before the runs under the reading chosen since. "
+    "Added after the first replication and before the runs of the setting nearest to the paper. "
 )
 
 
 @dataclass(frozen=True)
 class Claim:
-    """rule: what "reproduced" means; needs: in what the models behind it must be the paper's;
-    first_layers: whether it rests on layers 0 and 1."""
+    """One claim. rule: what "reproduced" means. needs: what must equal the paper's in the models
+    behind it. first_layers: whether it rests on layers 0 and 1."""
 
     number: int
     text: str
@@ -59,8 +59,8 @@ class Claim:
 
 @dataclass(frozen=True)
 class Judged:
-    """A claim's verdict in one setting; not_established: labels of the evidence behind it whose
-    interval does not exclude the contrary."""
+    """A claim's verdict in one setting. not_established: labels of the evidence behind the verdict
+    whose interval does not exclude the opposite result."""
 
     claim: Claim
     evidence: tuple[Evidence, ...]
@@ -70,7 +70,7 @@ class Judged:
 
 
 def judge(cells: pd.DataFrame, records: Records) -> list[Judged]:
-    """All verdicts of one setting, of its rows of ``report.table.cells`` and of its records."""
+    """Return the verdicts of one setting. cells: its rows of ``report.table.cells``."""
     case, judged = Case(cells, records), []
     for claim in CLAIMS:
         rows = list(claim.gather(case)) or [_unchecked(records)]
@@ -78,7 +78,7 @@ def judge(cells: pd.DataFrame, records: Records) -> list[Judged]:
         verdict, reason, not_established = outcome(rows)
         chosen = records.setting.variation == CHOSEN_VARIATION and claim.first_layers
         if chosen and verdict != "not tested":
-            # A miss says something even here, so it is shown.
+            # A claim that fails even here is informative, so the reason has the rule's verdict.
             reason = f"layers 0 and 1 chose this setting; its rule alone would give: {verdict}"
             verdict, not_established = "chose the setting", ""
         judged.append(Judged(claim, rows, verdict, reason, not_established))
@@ -88,7 +88,7 @@ def judge(cells: pd.DataFrame, records: Records) -> list[Judged]:
 def frames(
     settings: Iterable[Setting], judged: Iterable[list[Judged]]
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Verdicts and evidence of all settings, a row each."""
+    """Return two frames for all settings: a row per verdict, and a row per row of evidence."""
     verdicts, evidence = [], []
     for setting, judged_claims in zip(settings, judged, strict=True):
         for each in judged_claims:
@@ -105,9 +105,9 @@ CLAIMS: list[Claim] = []
 def claim(
     number: int, *tables: str, needs: tuple[str, ...] = (), first: bool = False
 ) -> Callable[[Callable], Callable]:
-    """Register a function as a claim: its docstring is the text, a second paragraph the rule.
+    """Register a function as a claim. Its docstring is the text; a second paragraph is the rule.
 
-    In a rule, "its size" stands for SIZE.
+    SIZE replaces the words "its size" in a rule.
     """
 
     def register(gather: Callable[[Case], Iterable[Evidence]]) -> Callable:
@@ -124,7 +124,7 @@ def claim(
 
 
 def _further(case: Case, column: str, quantity: str, paper: dict[str, Term]) -> Iterator[Evidence]:
-    """The pairs beyond the paper's seeds, beside a claim; no verdict counts them."""
+    """Yield evidence from the pairs beyond the paper's seeds. It counts for no verdict."""
     beside = {"counted": "pairs", "asks_size": False, "essential": False, "beside": True}
     for scale, term in paper.items():
         row, label = f"{scale}/further", f"{scale}, further pairs"
@@ -149,7 +149,7 @@ def lower_nll(case: Case) -> Iterator[Evidence]:
 def wins(case: Case) -> Iterator[Evidence]:
     """Full Relation wins eight of nine paired comparisons.
 
-    At most one loss in nine pairs."""
+    Relation loses at most one of nine pairs."""
     pairs: dict[str, Term] = {}
     for scale, why in ((scale, case.mismatch(scale, TRAINED)) for scale in SCALES):
         for seed, term in zip(SEEDS, case.seeds("app-nll", scale, "delta"), strict=True):
@@ -158,13 +158,13 @@ def wins(case: Case) -> Iterator[Evidence]:
     missing = [f"{', '.join(of.index)}: {each}" for each, of in gaps.groupby(gaps, sort=False)]
     lost = [pair for pair, term in pairs.items() if term.value is not None and term.value >= 0]
     n = len(pairs) - len(gaps)
-    # A missing pair may be lost; where that would change the answer, there is none.
+    # A missing pair may be a loss. If that could change the result, the claim is undecided.
     decided = n and (len(lost) > 1 or len(lost) + len(gaps) <= 1)
     yield Evidence(
         "number of wins", "pairs won by Relation", paper=sum(t.paper < 0 for t in pairs.values()),
         ours=n - len(lost) if n else None, n=n, counted="pairs", paper_n=len(pairs),
         direction=len(lost) <= 1 if decided else None, essential=True, asks_size=False,
-        note=joined(f"lost: {', '.join(lost)}" if lost else "", *missing),
+        note=joined(f"pairs lost: {', '.join(lost)}" if lost else "", *missing),
     )  # fmt: skip
     yield from _further(case, "won", "pairs won by Relation", dict.fromkeys(SCALES, Term()))
 
@@ -179,7 +179,7 @@ def fewer_tokens(case: Case) -> Iterator[Evidence]:
         pairs = case.seeds(table, scale, "reduction")
         evidence = compare(scale, quantity, term.with_spread(pairs), above(0))
         if never := sum(pair.status == "not reached" for pair in pairs):
-            # The mean leaves out the pairs that speak against the claim.
+            # The mean leaves out these pairs, although they contradict the claim.
             decided = never + sum(pair.value is not None for pair in pairs)
             direction = False if 2 * never >= decided else evidence.direction
             evidence = replace(evidence, direction=direction, size=None)
@@ -203,9 +203,9 @@ def ablations(case: Case) -> Iterator[Evidence]:
 
 @claim(5, "app-configs", needs=MODELS)
 def parameters(case: Case) -> Iterator[Evidence]:
-    """Parameter parity: Full Relation adds 5 parameters a layer.
+    """Parameter parity: Full Relation adds 5 parameters per layer.
 
-    Counted by the configuration: 5 a layer, and the paper's counts exactly.
+    Counted on the configured models: 5 per layer, and the totals equal the paper's.
     """
     for scale in SCALES:
         full, mha = case.pair("app-configs", scale, "params")
@@ -223,8 +223,8 @@ def parameters(case: Case) -> Iterator[Evidence]:
 def hybrid(case: Case) -> Iterator[Evidence]:
     """The Hybrid has 31,967,571 parameters and reaches an NLL of 1.2780 ± 0.0050.
 
-    The parameters exactly; and the paper's NLL in our 95% t interval over seeds, or ours within
-    one of the paper's standard deviations, on its data.
+    The number of parameters is exact. On the paper's data, its NLL lies in our 95% t interval over
+    seeds, or ours lies within one of its standard deviations.
     """
     models = case.records.models.query("scale == '30M' and variant == 'hybrid'").to_dict("records")
     model = models[0] if models else {}
@@ -247,7 +247,7 @@ def hybrid(case: Case) -> Iterator[Evidence]:
 
 
 def _less_mha(case: Case, table: str, *rows: tuple[str, str, str, Callable]) -> Iterator[Evidence]:
-    """Relation's value less MHA's at every scale; rows: column, label, quantity, sign."""
+    """Yield Relation's value minus MHA's at every scale. rows: column, label, quantity, sign."""
     for scale in SCALES:
         for column, label, quantity, holds in rows:
             full, mha = case.pair(table, scale, column)
@@ -266,7 +266,7 @@ def self_flow_first(case: Case) -> Iterator[Evidence]:
 def rank_first(case: Case) -> Iterator[Evidence]:
     """The effective rank of the first layer's flow is 2.34 to 2.67 times MHA's.
 
-    Relation's effective rank over MHA's above 1 at every scale that was run; and its size.
+    Relation's effective rank over MHA's is above 1 at every scale that was run, and its size.
     """
     for scale in SCALES:
         full, mha = case.pair("relation_internal", scale, "l0_effrank")
@@ -278,7 +278,7 @@ def rank_first(case: Case) -> Iterator[Evidence]:
 def self_flow_second(case: Case) -> Iterator[Evidence]:
     """Self flow in the second layer is below 1.5% at every scale.
 
-    Below 1.5% at every scale that was run; and its size.
+    It is below 1.5% at every scale that was run, and its size.
     """
     for scale in SCALES:
         term = case.term("relation_internal", scale, "l1_self.full")
@@ -289,8 +289,8 @@ def self_flow_second(case: Case) -> Iterator[Evidence]:
 def exchange_deep(case: Case) -> Iterator[Evidence]:
     """From the third layer on, 97.13 to 98.99% of Relation's flow goes to Exchange.
 
-    At least 97.125%, the paper's least but for rounding, at every scale that was run; and its
-    size.
+    At every scale that was run, Exchange gets at least 97.125%, which rounds to the paper's lowest
+    share. In addition, its size.
     """
     for scale in SCALES:
         term = case.term("relation_internal", scale, "l2_exchange.full")
@@ -333,9 +333,9 @@ def anchor(case: Case) -> Iterator[Evidence]:
     """Unlike MHA, Relation uses its first layer as a Self anchor and a high-rank router, then
     shifts rapidly to Exchange.
 
-    At every scale that was run: Self flow and effective rank of the first layer above those of
-    every later one; Self flow of the second below 50% of the first's; and the second's share of
-    the first's below that of MHA's diagonal. The paper gives no number, so none is asked for.
+    At every scale that was run, Self flow and effective rank are higher in the first layer than in
+    any later one. Self flow of the second layer is below 50% of the first's. The ratio of the two
+    is lower than that ratio of MHA's diagonal. The paper gives no number, so no size is asked for.
     """
     for scale in SCALES:
         flow = {c: case.layers(scale, c) for c in ("self.full", "effrank.full", "self.mha")}
@@ -352,7 +352,7 @@ def anchor(case: Case) -> Iterator[Evidence]:
 
 
 def _first_to_most(layers: list[Term]) -> Term:
-    """The first layer over the largest later one, which may be another in the paper than here."""
+    """Divide the first layer by the largest later layer: the paper's by its own, ours by ours."""
     ours = max(layers[1:], key=lambda term: term.value or 0)
     return layers[0] / ours.against(max(layers[1:], key=lambda term: term.paper))
 
@@ -367,9 +367,9 @@ def _speeds(
     case: Case, quantity: str, terms: dict[str, Term], direction: Callable | None, as_paper: tuple,
     *, less: bool = False,
 ) -> Iterator[Evidence]:  # fmt: skip
-    """Hold each scale to the paper's worst: at least that or, where less is better, at most.
+    """Compare each scale with the paper's worst: at least that value or, if `less`, at most.
 
-    as_paper: cells that must be the paper's, else the scale is undecided.
+    as_paper: cells that must equal the paper's; otherwise the scale is undecided.
     """
     worst = (max if less else min)(terms.values(), key=lambda term: term.paper)
     bound = worst.paper + (1 if less else -1) * (worst.rounding + LAST_BIT)
@@ -390,7 +390,7 @@ def speedup(case: Case) -> Iterator[Evidence]:
     """FlashRelation is 4.17 to 5.28 times faster than the materialised operator at T = 1024, in
     whole training steps.
 
-    At least as good as the paper's worst scale, at every scale that was run, on a CUDA GPU.
+    Every scale that was run is at least as good as the paper's worst scale, on a CUDA GPU.
     """
     terms = {scale: case.term("efficient-relation", scale, "fixed.speedup") for scale in SCALES}
     quantity = "training throughput, FlashRelation / materialised"
@@ -401,19 +401,19 @@ def speedup(case: Case) -> Iterator[Evidence]:
 def beside_attention(case: Case) -> Iterator[Evidence]:
     """FlashRelation reaches 89.7 to 92.9% of FlashAttention's throughput in whole training steps.
 
-    At least as good as the paper's worst scale, at every scale that was run, on a CUDA GPU.
+    Every scale that was run is at least as good as the paper's worst scale, on a CUDA GPU.
     """
     terms = {scale: case.term("efficient-relation", scale, "matched.ratio") for scale in SCALES}
     quantity = "training throughput, FlashRelation / FlashAttention"
-    return _speeds(case, quantity, terms, None, _BATCHES)  # the paper's is below 1 itself
+    return _speeds(case, quantity, terms, None, _BATCHES)  # below 1 in the paper too
 
 
 @claim(14, "app-prod-fr-fa", needs=MODELS)
 def memory(case: Case) -> Iterator[Evidence]:
     """FlashRelation allocates no more memory than FlashAttention (Table 15).
 
-    No more memory than FlashAttention allocates, and a ratio of at most the paper's largest, at
-    every scale that was run, on a CUDA GPU.
+    At every scale that was run on a CUDA GPU, FlashRelation allocates no more memory than
+    FlashAttention, and the ratio of the two is at most the paper's largest.
     """
     pairs = {scale: case.pair("app-prod-fr-fa", scale, "allocated") for scale in SCALES}
     ratios = {scale: full / mha for scale, (full, mha) in pairs.items()}
@@ -428,8 +428,8 @@ def complexity(case: Case) -> Iterator[Evidence]:
     """Linear Relation's cost is linear in T and its decode state constant; Full Relation's decode
     state grows with T.
 
-    The power in the fit's 95% interval, or within 0.15 of it for time, 0.01 for bytes. A power
-    whose interval is wider than 1 is undetermined."""
+    The expected power of T lies in the fit's 95% interval, or the fit is off by at most 0.15 for
+    time and 0.01 for bytes. A power whose interval is wider than 1 is undetermined."""
     table, full = "token-mixing-complexity", "full-flash"
     if case.term(table, full, "state_exponent").value is None:
         full = "full-reference"  # on a CPU
@@ -450,7 +450,7 @@ def complexity(case: Case) -> Iterator[Evidence]:
 def long_context(case: Case) -> Iterator[Evidence]:
     """Linear Relation trains up to T = 32,768 in the paper's 32 GB; T = 65,536 runs out of memory.
 
-    The paper's status at every T, on the paper's GPU alone: what fits depends on the GPU's memory.
+    Every T has the paper's status. Only the paper's GPU counts, as its memory decides what fits.
     """
     table = "app-linear-long"
     device, _ = case.ours_and_paper(table, "setting", "device")
@@ -475,23 +475,23 @@ def long_context(case: Case) -> Iterator[Evidence]:
 
 
 def _checked(case: Case, check: str) -> pd.DataFrame:
-    """The rows of a check; without any, ``judge`` says why."""
+    """Return the rows of a check. If there are none, ``judge`` reports why."""
     return case.records.checks[case.records.checks["check"] == check]
 
 
 def _unchecked(records: Records) -> Evidence:
-    """Evidence that a check was not made."""
+    """Return evidence that says why a check is missing."""
     why = joined(*records.planned[records.planned["kind"] == "checks"]["reason"])
-    why = why or "`python -m relation check` made no such check in this campaign"
+    why = why or "`python -m relation check` did not run this check in this campaign"
     return Evidence("all", "error", note=why, essential=True)
 
 
 def _largest_share(rows: pd.DataFrame, label: str, **fields: object) -> Evidence:
-    """The largest error over what is allowed, of one operator in one precision."""
-    shares = (rows["error"] / rows["allowed"]).fillna(math.inf)  # no number: beyond any bound
+    """Return the largest ratio of error to allowed error, for one operator in one precision."""
+    shares = (rows["error"] / rows["allowed"]).fillna(math.inf)  # an error without a number fails
     largest = rows.loc[shares.idxmax()]
     quantity = "largest error / allowed, {operator} in {precision}".format_map(largest)
-    note = "{measure} error of {name} is the nearest to its bound".format_map(largest)
+    note = "{measure} error of {name} is the closest to its bound".format_map(largest)
     return Evidence(
         label, quantity, ours=float(shares.max()), n=len(rows), counted="checks", asks_size=False,
         direction=bool((rows["error"] <= rows["allowed"]).all()), note=note,
@@ -500,14 +500,14 @@ def _largest_share(rows: pd.DataFrame, label: str, **fields: object) -> Evidence
 
 
 def _only_kernel_passes(evidence: Evidence, backend: str) -> Evidence:
-    """An error beyond its bound counts in any form of FlashRelation; a pass only in the kernel."""
+    """A failed check counts on every backend. A passed check counts only on the Triton kernel."""
     if evidence.direction and backend != "flash":
-        return evidence.undecided(f"only backend {backend} was checked here, not the kernel")
+        return evidence.undecided(f"this check ran on backend {backend}, not the kernel")
     return evidence
 
 
 def _largest_errors(case: Case, check: str, *, kernel: bool = False) -> Iterator[Evidence]:
-    """The largest error of each identity; the definition in FP64 decides, a backend may fail it."""
+    """Yield each identity's largest error. The FP64 definition decides; a backend can only fail."""
     for row in _checked(case, check).to_dict("records"):
         backend, precision = row["operator"], row["precision"]
         defined = backend == "definition"
@@ -525,9 +525,9 @@ def _largest_errors(case: Case, check: str, *, kernel: bool = False) -> Iterator
 def exactness(case: Case) -> Iterator[Evidence]:
     """FlashRelation computes the exact Full Relation operator.
 
-    Y and every gradient off the definition in FP64 by at most twice what the definition in the
-    same precision is, plus 1e-3 (FP32: 1e-5) of the result, in RMS and at the largest. Not tested
-    without the Triton kernel: another backend within its bounds decides nothing.
+    Errors of Y and of every gradient are measured against the definition in FP64. The RMS and the
+    largest error are at most twice those of the definition in the same precision, plus 1e-3 (FP32:
+    1e-5) of the result. Only the Triton kernel can pass; another backend can only fail.
     """
     by = ["scale", "operator", "precision"]
     for (scale, backend, _), rows in _checked(case, "exactness").groupby(by, sort=False):
@@ -539,8 +539,8 @@ def identities(case: Case) -> Iterator[Evidence]:
     """Identities: F_ii + g_i = 1; the count correction leaves the allocation of Exchange unchanged;
     the first token's output is its own information.
 
-    The largest error on random states within rounding, of the definition in FP64 and, where the
-    Triton kernel was checked, of FlashRelation in the campaign's precision.
+    On random states, the largest error is within rounding. This holds for the definition in FP64
+    and, if the Triton kernel was checked, for FlashRelation in the campaign's precision.
     """
     return _largest_errors(case, "identity", kernel=True)
 
@@ -549,9 +549,8 @@ def identities(case: Case) -> Iterator[Evidence]:
 def mixing(case: Case) -> Iterator[Evidence]:
     """Givens mixing is orthogonal.
 
-    On random states, within rounding and under both pairings: lengths and inner products of every
-    pair of heads stay, and the transpose undoes the mixing; in FP64 and in the campaign's
-    precision.
+    On random states, mixing keeps lengths and inner products of every pair of heads, and the
+    transpose undoes it, within rounding: for both pairings, in FP64 and the campaign's precision.
     """
     return _largest_errors(case, "mixing")
 
@@ -560,9 +559,9 @@ def mixing(case: Case) -> Iterator[Evidence]:
 def recurrence(case: Case) -> Iterator[Evidence]:
     """Linear Relation's recurrence is the expanded sum over history.
 
-    Y, the last state and every gradient of the sum and of the chunked form off the recurrence in
-    FP64 by at most 1e-12 of the result, in RMS and at the largest. The campaign's backend in its
-    precision: twice what the recurrence in that precision is off, plus 1e-3 (FP32: 1e-5).
+    Y, the last state and every gradient of the sum and of the chunked form differ from the FP64
+    recurrence by at most 1e-12 of the result, in RMS and at the largest. The campaign's backend may
+    have twice the error of the recurrence in its precision, plus 1e-3 (FP32: 1e-5) of the result.
     """
     by = ["operator", "precision"]
     for (backend, precision), rows in _checked(case, "recurrence").groupby(by, sort=False):
@@ -571,12 +570,12 @@ def recurrence(case: Case) -> Iterator[Evidence]:
 
 @claim(24)
 def history(case: Case) -> Iterator[Evidence]:
-    """Exchange is strictly historical: it reads the tokens before the current one alone.
+    """Exchange is strictly historical: it reads only the tokens before the current one.
 
-    In Full and Linear Relation, on random states: other coordinates and information from any token
-    on leave all earlier outputs the same to the last bit; and other information of one token moves
-    its output by its Self share (Linear: by itself) within rounding. The definitions in FP64
-    decide, and a campaign's backends may fail it.
+    Tested on random states of Full and Linear Relation. New coordinates and information from any
+    token on leave all earlier outputs equal to the last bit. New information of one token moves its
+    output by its Self share (Linear: by the change itself), within rounding. The definitions in
+    FP64 decide; a backend of the campaign can only fail.
     """
     return _largest_errors(case, "history")
 

@@ -1,4 +1,4 @@
-"""The records of one setting, a column of the report: a campaign, a variation and its scales."""
+"""The records of one setting (a campaign, a variation and scales): a column of the report."""
 
 import re
 import sys
@@ -21,15 +21,15 @@ PLANNED = ["kind", *RUN_KEY, "further", "own_scale", "status", "reason", "file"]
 
 @dataclass(frozen=True, kw_only=True)
 class Records:
-    """One setting's frames, as relation.records describes them, and what is planned of it.
+    """One setting's frames, as relation.records describes them, and its planned records.
 
-    Each frame also has `source` (file and anchor on the Records page); `scale` is that of the paper
-    which the rows stand for (100M for 100M28pc, 10M for 10M-mini) and `own_scale` the run's own;
-    runs have `further`, whether the campaign plans them beyond its matrix.
-    models: a row a scale and variant, as the configuration has them.
-    planned: a row a planned record (PLANNED; a benchmark's variant is its name; file: below the
-    campaign's folder); precision: of the benchmarks; window: fraction of the budget over which
-    losses smooth.
+    Each frame also has `source` (file and anchor on the Records page). `scale` is the paper's scale
+    that the rows stand for (100M for 100M28pc, 10M for 10M-mini); `own_scale` is the run's own.
+    Runs have `further`: whether the campaign plans them beyond its matrix.
+    models: one row per scale and variant, from the configuration.
+    planned: one row per planned record, with the columns PLANNED. A benchmark's variant is its
+    name; file is relative to the campaign's folder. precision: of the benchmarks. window: the
+    fraction of the budget over which losses are smoothed.
     """
 
     setting: Setting
@@ -54,7 +54,7 @@ class Records:
 
     @cached_property
     def miniature(self) -> bool:
-        """Whether its models are not the paper's, so that nothing is set against the paper."""
+        """Whether the models are miniatures, whose values are not compared with the paper's."""
         return bool(self.models["own_scale"].astype(str).str.endswith("-mini").any())
 
 
@@ -62,18 +62,18 @@ FRAMES = tuple(records.FILES)
 
 
 def paper_scale(scale: str) -> str:
-    """The paper's scale that another one stands for, its prefix, as of 100M28pc; else itself."""
+    """Return the paper's scale that starts a name, such as 100M of 100M28pc; else the name."""
     return next((theirs for theirs in SCALES if str(scale).startswith(theirs)), scale)
 
 
 def scale_order(scale: str) -> int:
-    """Sorts scales: the millions in a name, as in 30M-mini; names without any come last."""
+    """Return a key that sorts scales by the millions in their names; other names come last."""
     millions = re.match(r"\d+(?=M)", scale)
     return int(millions[0]) if millions else sys.maxsize
 
 
 def anchors(setting: Setting, kind: str, rows: pd.DataFrame) -> pd.Series:
-    """Where the Records page holds each row: a run by its key, all else by kind and scale."""
+    """Return each row's anchor on the page Records: a run's key, or a record's kind and scale."""
     if kind in RUN_KINDS:
         key = rows[["own_scale", "variation", "variant", "seed"]].astype(str)
         return rows["campaign"].str.cat(key, sep="-")
@@ -92,7 +92,7 @@ def _plan(campaign: str) -> plan.Campaign:
 
 @cache
 def job_files(campaign: plan.Campaign) -> dict[str, str]:
-    """The first file of every job by its hash: chosen or not, shipped or not, and the one-off's."""
+    """Return every job's first file by hash, shipped or not, of the campaign and of a one-off."""
     whole = {key: campaign.settings.get(key) for key in ("campaign", "corpus", "settings")}
     plans = (plan.load(each, published=False) for each in (whole, campaign.settings))
     return {hash: path for each in plans for path, hash in reversed(each.files().items())}
@@ -101,16 +101,16 @@ def job_files(campaign: plan.Campaign) -> dict[str, str]:
 def load(
     setting: Setting, published: bool = True, campaign: plan.Campaign | None = None
 ) -> Records:
-    """Read a setting's records: shipped ones, or those of the campaign's own folder.
+    """Read a setting's records: shipped ones, or those in the campaign's own folder.
 
-    campaign: what is planned, where it is not all of config/<campaign>.yaml.
-    Raises InputError where a file is damaged or runs of a pair are none, as relation.records.load.
+    campaign: the plan, if it differs from the whole of config/<campaign>.yaml. Raises InputError
+    as relation.records.load, if a file is damaged or two runs of a seed are not a pair.
     """
     campaign = campaign or _plan(setting.campaign)
     folder = records.PUBLISHED / campaign.name if published else campaign.folder
-    # The scales that the setting names; else the paper's, or all where the campaign has none of it.
+    # The setting's scales; else those of the paper; else, if the campaign has none of these, all.
     scales = setting.scales or [s for s in campaign.scales if s in SCALES] or campaign.scales
-    # What belongs to no scale, as the identities, stands in settings of the paper's scales.
+    # Records without a scale, such as identities, belong to settings with the paper's scales.
     scales = [*scales, *([""] if not setting.scales or {*SCALES} & {*setting.scales} else ())]
     stored = _stored(folder)
     frames = {kind: _frame(setting, kind, stored[kind], folder, scales) for kind in FRAMES}
@@ -122,7 +122,7 @@ def load(
         setting=setting,
         **frames,
         models=_at(scales, _models(campaign, setting.variation)),
-        planned=_planned(setting, campaign, frames, scales, folder / "logs"),  # none is shipped
+        planned=_planned(setting, campaign, frames, scales, folder / "logs"),  # no logs are shipped
         precision=sorted({bench.precision for bench in campaign.benchmarks}),
         window=campaign.efficiency_window,
     )
@@ -131,7 +131,7 @@ def load(
 def _frame(
     setting: Setting, kind: str, rows: pd.DataFrame, folder: Path, scales: Sequence[str]
 ) -> pd.DataFrame:
-    if "variation" in rows:  # null where a record is of all variations; the setting's own ones win
+    if "variation" in rows:  # null: a record of all variations; the setting's own records win
         of_variation = rows["variation"] == setting.variation
         rows = rows[of_variation if of_variation.any() else rows["variation"].isna()]
     if kind == "recall" and "" not in scales:
@@ -141,14 +141,14 @@ def _frame(
 
 
 def _at(scales: Sequence[str], rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows of some scales, by the paper's that each stands for."""
+    """Return the rows of some scales, sorted by the paper's scale that they stand for."""
     rows = rows[rows["scale"].fillna("").isin(scales)]
     rows = rows.assign(own_scale=rows["scale"], scale=rows["scale"].map(paper_scale))
     return rows.sort_values("scale", key=lambda each: each.map(scale_order), kind="stable")
 
 
 def _models(campaign: plan.Campaign, variation: str) -> pd.DataFrame:
-    """A row a model that a variation has, whether its runs are its own or an earlier one's."""
+    """Return one row per model of a variation, also if an earlier variation has the runs."""
     source, rows, changes = f"config/{campaign.name}.yaml", [], campaign.variations[variation]
     titles = {data.corpus: data.title for data in campaign.data.values()}
     for scale, variant in dict.fromkeys((run.scale, run.variant) for run in campaign.planned):
@@ -176,12 +176,12 @@ def _planned(
     scales: Sequence[str],
     logs: Path,
 ) -> pd.DataFrame:
-    """A row a record that is chosen of this setting, with why a missing one is missing."""
+    """Return one row per planned record of this setting, with the reason if it is missing."""
     hashes = {kind: set(frame["hash"]) for kind, frame in frames.items()}
     rows, files = [], job_files(campaign)
 
     def add(kind: str, key: tuple, hash: str, log: str, why: str = "") -> None:
-        names = hash if kind == "runs" else ""  # other jobs' logs name no hash
+        names = hash if kind == "runs" else ""  # only logs of runs name a hash
         status, reason = ("ok", "") if hash in hashes[kind] else _log_status(logs / log, names)
         reason = why if status == "not run" else reason
         rows.append((kind, paper_scale(key[0]), *key[1:], key[0], status, reason, files[hash]))
@@ -206,7 +206,7 @@ def _planned(
 
 
 def _log_status(log: Path, names: str) -> tuple[str, str]:
-    """Status and reason of what is missing: the last error of its log, if that names the hash."""
+    """Return a missing record's status and last logged error. The log must contain `names`."""
     text = log.read_text(errors="replace") if log.exists() else ""
     lines = reversed(text.splitlines() if names in text else [])
     error = next((line.strip() for line in lines if "rror" in line), "")
@@ -215,24 +215,24 @@ def _log_status(log: Path, names: str) -> tuple[str, str]:
 
 
 def title(variant: str) -> str:
-    """The name of a variant on the pages."""
+    """Return the name of a variant on the pages."""
     return VARIANTS[variant].title if variant in VARIANTS else variant
 
 
 def counted(count: int, noun: str) -> str:
-    """A count with its noun: 1 seed, 4 seeds."""
+    """Format a count with its noun: 1 seed, 4 seeds."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def rounded(count: float, digits: int = 3) -> str:
-    """A count to so many digits: 131K, 1.07B."""
+    """Format a count with some significant digits: 131K, 1.07B."""
     for unit, letter in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
         if abs(count) >= unit:
             return f"{count / unit:.{digits}g}{letter}"
     return f"{count:.{digits}g}"
 
 
-# What the benchmark `complexity` times.
+# Names of the operators that the benchmark `complexity` times.
 OPERATORS = {"mha": "MHA", "full-reference": "Full, materialised", "full-flash": "FlashRelation"}
 OPERATORS |= {"linear": "Linear Relation"}
 OUTSIDE = "is not part of this setting"
@@ -244,7 +244,7 @@ KIND_NAMES |= dict.fromkeys(("checks", "gradients"), "check")
 def gap(
     records: Records, kind: str, scale: str | None, variants: Sequence[str], seed: int | None
 ) -> tuple[str, str]:
-    """Status and reason of a missing value of the matrix, from what is planned."""
+    """Return status and reason of a missing value of the matrix, from the planned records."""
     name = KIND_NAMES.get(kind, "benchmark")
     of_scale = [row for row in records.planned.itertuples() if scale in (None, row.scale)]
     if not of_scale:

@@ -1,6 +1,6 @@
-"""How a measured value is held against the paper's: terms, evidence, and the verdict they give.
+"""Compare measured values with the paper's: terms, evidence, and the verdict that they give.
 
-The rules are those of docs/preregistration.md, fixed before any run.
+docs/preregistration.md has the rules and says when each was fixed.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from report import stats
 from report.data import Records
 from report.paper import SCALES, SEEDS
 
-# Each verdict's sign, its class in the style sheet, and its meaning.
+# For each verdict: its sign, its class in the style sheet, and its meaning.
 VERDICTS = {
-    "reproduced": ("✓", "agrees", "The paper's sign or bound holds, and its size if one is asked."),
-    "direction only": ("≈", "partly", "The sign holds where it ran; the size is another or open."),
-    "not reproduced": ("✗", "differs", "The sign or the bound fails."),
-    "chose the setting": ("○", "open", "No verdict: it rests on layers 0 and 1, which chose it."),
-    "not tested": ("–", "open", "What decides it was not run, or not measured as the paper does."),
+    "reproduced": ("✓", "agrees", "The paper's sign or bound holds, and its size if asked for."),
+    "direction only": ("≈", "partly", "The paper's sign holds; its size does not or is undecided."),
+    "not reproduced": ("✗", "differs", "The paper's sign, bound or unsigned value does not hold."),
+    "chose the setting": ("○", "open", "No verdict: its layers, 0 and 1, chose the setting."),
+    "not tested": ("–", "open", "The runs or measurements are missing or differ from the paper's."),
 }
-NOT_ESTABLISHED = "its 95% interval includes values that contradict this"
+NOT_ESTABLISHED = "its 95% interval includes values that contradict this result"
 ONE_SEED = "one seed has no interval"
-# Tokens of the sequences that the paper diagnoses (Appendix B.4, B.5).
+# Lengths, in tokens, of the sequences that the paper diagnoses (Appendix B.4, B.5).
 PAPER_LENGTHS = {"flow_length": 1024, "rank_length": 512}
-LAST_BIT = 1e-9  # equal sums of equal numbers may differ in the last bit
+LAST_BIT = 1e-9  # tolerance: sums of the same numbers may differ in the last bit
 
 
 @dataclass(frozen=True)
 class Term:
-    """One quantity in the paper's unit: as the paper prints it, and as a setting measured it.
+    """One quantity in the paper's unit: the paper's printed value, and a setting's measured one.
 
-    rounding: half a unit of the last printed digit; spread: standard deviation over the paper's
-    seeds, where it prints them. by_seed: the values behind a mean over seeds; low, high: the 95%
-    interval of anything else.
+    rounding: half a unit of the last printed digit. spread: standard deviation over the paper's
+    seeds, if the paper prints them. by_seed: the values behind a mean over seeds. low, high: the
+    95% interval if the value is not such a mean, or if the cell has an interval of its own.
     """
 
     paper: float = math.nan
@@ -63,7 +63,7 @@ class Term:
         return self._with(other, operator.truediv, self.paper / other.paper * relative, "x")
 
     def _with(self, other: Term, combine: Callable, rounding: float, unit: str) -> Term:
-        """Two terms over their common seeds; a ratio is that of the means."""
+        """Combine two terms over their common seeds; means are combined, not values by seed."""
         combined = Term(combine(self.paper, other.paper), rounding, unit)
         seeds = sorted(self.by_seed.keys() & other.by_seed.keys())
         for term in (self, other):
@@ -79,17 +79,17 @@ class Term:
         )
 
     def against(self, paper: Term) -> Term:
-        """Ours against what the paper prints elsewhere."""
+        """Return this measured value with the printed value of another term."""
         return replace(self, paper=paper.paper, rounding=paper.rounding)
 
     def with_spread(self, seeds: Iterable[Term]) -> Term:
-        """With the standard deviation of what the paper prints seed by seed."""
+        """Return the term with the deviation of the paper's values by seed, if all are printed."""
         values = [seed.paper for seed in seeds]
         return replace(self, spread=None if any(map(math.isnan, values)) else stdev(values))
 
 
 class Case:
-    """One setting's cells by table, row, column and statistic, and its frames."""
+    """One setting's cells, keyed by table, row, column and statistic, and its records."""
 
     def __init__(self, cells: pd.DataFrame, records: Records) -> None:
         keys = cells[["table", "row", "column", "statistic"]].itertuples(index=False, name=None)
@@ -98,7 +98,7 @@ class Case:
         self.records = records
 
     def term(self, table: str, row: str, column: str, statistic: str = "value") -> Term:
-        """One cell; an empty term where the setting has no such cell."""
+        """Return one cell as a term; an empty term if the setting has no such cell."""
         cell = self.cells.get((table, row, column, statistic))
         if cell is None:
             return Term()
@@ -109,29 +109,29 @@ class Case:
         return Term(paper, 0.5 * 10.0**-decimals, reason=cell["reason"] or "", **fields)
 
     def layers(self, scale: str, column: str) -> list[Term]:
-        """A column of Table 7 at the layers of a scale."""
+        """Return a column of Table 7, one term per layer of a scale."""
         table = "app-structural-layerwise"
         rows = [row for label, row, key, _ in self.cells if (label, key) == (table, column)]
         return [self.term(table, row, column) for row in rows if row.startswith(f"{scale}/L")]
 
     def ours_and_paper(self, table: str, row: str, column: str) -> tuple[object, object]:
-        """Ours and the paper's, in words or, where there are none, in numbers."""
+        """Return our value and the paper's: as words, or as numbers if the cell has no words."""
         cell = self.cells.get((table, row, column, "value"), {})
         keys = ("text", "paper") if cell.get("text") else ("value", "paper_value")
         return cell.get(keys[0]), cell.get(keys[1])
 
     def pair(self, table: str, scale: str, column: str) -> tuple[Term, Term]:
-        """Relation's value and MHA's."""
+        """Return Relation's term and MHA's."""
         return self.term(table, scale, f"{column}.full"), self.term(table, scale, f"{column}.mha")
 
     def seeds(self, table: str, scale: str, column: str) -> list[Term]:
-        """The cells of the paper's seeds, a row each."""
+        """Return one term per seed of the paper."""
         return [self.term(table, f"{scale}/{seed}", column) for seed in SEEDS]
 
     def mismatch(self, scale: str, needs: Sequence[str]) -> str:
-        """Why this scale's models, or their diagnosis, are not the paper's; "" where they are."""
+        """Return why this scale's models or diagnosis differ from the paper's, or ""."""
         for need in needs if scale else ():
-            if need == "pair":  # Relation's flow counts only where MHA's was measured as well
+            if need == "pair":  # Relation's flow counts only if MHA's was measured as well
                 full, mha = self.pair("relation_internal", scale, "l0_self")
                 if full.value is not None and mha.value is None:
                     return f"MHA of {scale}: {mha.reason or mha.status}"
@@ -147,13 +147,13 @@ class Case:
 
 @dataclass(frozen=True)
 class Evidence:
-    """One comparison, in ``unit``.
+    """One comparison of our value with the paper's, in ``unit``.
 
-    direction: whether the paper's sign or bound holds; size: whether its value is met; None where
-    undecided. contested: the interval includes values that would decide otherwise, or there is
-    none. essential: without it the claim is not tested; else it may be missing, as a scale that
-    was not run. beside: shown, and decides nothing. n counts what ``counted`` says, out of
-    ``paper_n``. scale: the one whose models it rests on, "" for none.
+    direction: whether the paper's sign or bound holds. size: whether the paper's value is met.
+    Both are None while undecided. contested: the interval includes values that would decide
+    otherwise, or one seed gives no interval. essential: the claim is not tested without this row;
+    any other row may be missing. beside: the row is shown but decides nothing. n: number of what
+    ``counted`` names, out of ``paper_n``. scale: the scale of the models behind the row, or "".
     """
 
     label: str
@@ -177,12 +177,12 @@ class Evidence:
 
     @property
     def difference(self) -> float | None:
-        """Ours less the paper's; None of counts out of different numbers."""
+        """Our value minus the paper's; None if either is missing, or for counts out of paper_n."""
         comparable = None not in (self.ours, self.paper) and self.paper_n is None
         return self.ours - self.paper if comparable else None
 
     def undecided(self, why: str) -> Evidence:
-        """The same, undecided for a reason; unchanged without one."""
+        """Return the row as undecided, with the reason; unchanged if `why` is empty."""
         return replace(self, direction=None, size=None, note=why) if why else self
 
     def noted(self, *notes: str) -> Evidence:
@@ -209,18 +209,19 @@ def compare(
     met: Callable[[float], bool] | None = None,
     **fields: object,
 ) -> Evidence:
-    """Hold a measured value against the paper's.
+    """Compare a measured value with the paper's.
 
-    The size is met where the paper's value lies in our 95% t interval over seeds, or ours within
-    one of the paper's standard deviations or its rounding; or as ``met`` says. direction: whether
-    a value has the paper's sign; None: no sign is asked for. fields: of the evidence.
+    The size is met if the paper's value lies in our 95% t interval over seeds, or if ours lies
+    within one of the paper's standard deviations or within its rounding. ``met`` replaces this
+    rule. direction: tells whether a value has the paper's sign; None: no sign is asked for.
+    fields: further fields of the evidence.
     """
     scale, paper = label.partition(",")[0], None if math.isnan(term.paper) else term.paper
-    # What failed or ran out of memory was tried: it cannot pass for a scale that was left out.
+    # A job that failed or ran out of memory was tried. It is not a scale that was left out.
     tried = term.status in ("failed", "oom")
     of = {"scale": scale if scale in SCALES else "", "essential": tried, "note": term.reason}
     evidence = Evidence(label, quantity, term.unit, paper, n=term.n, **of | fields)
-    # A loss that was never reached is an answer; a run that is missing is none.
+    # A target loss that was never reached is an answer; a missing run is not.
     if term.status == "not reached":
         evidence = replace(evidence, direction=False, contested=term.n == 1)
         return evidence.noted(ONE_SEED if evidence.contested else "")
@@ -229,16 +230,16 @@ def compare(
     low, high, margin = term.low, term.high, None
     if len(term.by_seed) > 1:
         margin = stats.mean(list(term.by_seed.values())).high - fmean(term.by_seed.values())
-        if low is None:  # a cell has its own
+        if low is None:  # else the cell's own interval counts
             low, high = term.value - margin, term.value + margin
     single_seed = low is None and len(term.by_seed) == 1
     rules = [rule for rule in (met, direction) if rule is not None and low is not None]
     contested = any(rule(low) != rule(high) for rule in rules)
     allowed = [size for size in (margin, term.spread) if size is not None]
     near = abs(term.value - term.paper) <= max([*allowed, term.rounding]) * (1 + LAST_BIT)
-    # One value off by more than the rounding may be noise: without a spread, the size is open.
+    # A single value that is off may be noise: without a spread, the size is undecided.
     size = met(term.value) if met else True if near else False if allowed else None
-    fewer = f"mean of {term.n}, the paper's of 3" if 0 < len(term.by_seed) < len(SEEDS) else ""
+    fewer = f"seeds here: {term.n}, in the paper: 3" if 0 < len(term.by_seed) < len(SEEDS) else ""
     caveat = ONE_SEED if single_seed else NOT_ESTABLISHED if contested else ""
     return replace(
         evidence, ours=term.value, low=low, high=high, size=size if evidence.asks_size else None,
@@ -248,10 +249,10 @@ def compare(
 
 
 def outcome(evidence: Sequence[Evidence]) -> tuple[str, str, str]:
-    """Verdict, reason and what is not established, by the rules fixed in advance.
+    """Return verdict, reason and the labels that are not established, by the fixed rules.
 
-    Reproduced: direction and size hold wherever they are asked for. Direction only: the sign holds
-    and a size does not. Without a sign, a size that fails is not reproduced.
+    Reproduced: every direction and size that is asked for holds. Direction only: the signs hold,
+    and a size fails or is undecided. A size that fails without a sign is not reproduced.
     """
     rows = [row for row in evidence if not row.beside]
     undecided = [row for row in rows if row.direction is None and row.size is None]
@@ -267,7 +268,7 @@ def outcome(evidence: Sequence[Evidence]) -> tuple[str, str, str]:
         if len(contested) == len(failed) + len(unsigned):
             return "not reproduced", reason, _names(contested)
         unsure = f" (not established: {_names(contested)})" if contested else ""
-        return "not reproduced", reason + unsure, ""  # one that is established is enough
+        return "not reproduced", reason + unsure, ""  # one established failure is enough
     if not decided:
         return "not tested", notes or "no record of it", ""
     if essential := [row for row in undecided if row.essential]:
@@ -275,12 +276,12 @@ def outcome(evidence: Sequence[Evidence]) -> tuple[str, str, str]:
         holds = f"it holds for {_names(held)}; " if held else ""
         return "not tested", f"{holds}undecided: {_names(essential)} ({notes})", ""
     contested = _names([row for row in decided if row.contested])
-    remaining = f"; without {_names(undecided)}: {notes}" if undecided else ""
+    remaining = f"; decided without {_names(undecided)}: {notes}" if undecided else ""
     unsized = [row for row in decided if row.asks_size and row.size is None]
     if missed or unsized:
-        what = "the size is another" if missed else "the size is undecided"
+        what = "the size differs" if missed else "the size is undecided"
         return "direction only", f"{what}: {_names(missed or unsized)}{remaining}", contested
-    return "reproduced", f"the rule is met in {len(decided)} of {len(rows)}{remaining}", contested
+    return "reproduced", f"the rule holds in {len(decided)} of {len(rows)}{remaining}", contested
 
 
 def _names(rows: Sequence[Evidence]) -> str:

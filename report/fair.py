@@ -1,8 +1,8 @@
-"""The fair comparison as docs/preregistration.md fixes it: rates, differences and verdicts.
+"""The fair comparison by the rules of docs/preregistration.md: rates, differences and verdicts.
 
-In campaign `fair`, variations `rate-...` and `rate30-...` search for each arm's learning rate;
-`tuned` and `tuned-...`, which have other scales or seeds, have the runs that compare arms; so do
-`long` and `small-updates`.
+In campaign `fair`, variations `rate-...` and `rate30-...` search for each arm's learning rate.
+The runs that compare arms are in `tuned`, in `tuned-...` (other scales or seeds), in `long` and in
+`small-updates`.
 """
 
 import math
@@ -16,23 +16,23 @@ from relation.variants import ARMS, PAIRED
 from report import stats
 from report.data import counted
 
-MARGIN = 0.01  # nat/token, within which two arms count as equivalent
-FRESH, EVERY_ARM = range(200, 248), 216  # seeds of primary arms; all arms have those below
-DIVERGED = 0.5  # nat/token above the median of an arm at a rate
+MARGIN = 0.01  # nat/token; arms within this difference count as equivalent
+FRESH, EVERY_ARM = range(200, 248), 216  # primary arms: all of FRESH; other arms: below 216
+DIVERGED = 0.5  # nat/token above the arm's median at its rate: diverged
 TUNED = "tuned"
 RUN = ["scale", "variation", "variant", "seed"]
 
 
 def runs_of(runs: pd.DataFrame, scale: str, variation: str = TUNED) -> pd.DataFrame:
-    """The runs of one scale and variation, and of those that add to it, as tuned-further."""
+    """Return a variation's runs at one scale, with those of variations such as tuned-further."""
     matches = runs["variation"].str.fullmatch(f"{variation}(-.*)?")
     return runs[(runs["scale"] == scale) & matches]
 
 
 def with_last_loss(runs: pd.DataFrame, probes: pd.DataFrame) -> pd.DataFrame:
-    """The runs with `nll`, which enters comparisons: of a stopped run its last finite NLL.
+    """Add `nll` for comparisons: the final NLL, or the last finite one of a run that stopped.
 
-    Also `diverged`: it stopped, or ended far above the median of its arm at its rate.
+    Also adds `diverged`: the run stopped, or ended far above the median of its arm at its rate.
     """
     finite = probes[(probes["metric"] == "validation_nll") & np.isfinite(probes["value"])]
     last_nll = finite.sort_values("update").groupby(RUN)["value"].last()
@@ -45,10 +45,11 @@ def with_last_loss(runs: pd.DataFrame, probes: pd.DataFrame) -> pd.DataFrame:
 
 
 def best_rate(runs: pd.DataFrame) -> tuple[float | None, float]:
-    """An arm's learning rate by docs/preregistration.md and its fitted NLL; None while it is open.
+    """Return an arm's learning rate by docs/preregistration.md and its fitted NLL.
 
-    runs: `with_last_loss`, of one arm at 10M or 30M. The fit is a parabola in log rate, NLL =
-    a x² + b x + c, whose minimum is -b / 2a; without one (a <= 0) the best rate stands.
+    The rate is None while it is open. runs: as `with_last_loss` returns, of one arm at 10M or 30M.
+    The fit is NLL = a x² + b x + c, x = log rate, with its minimum at -b / 2a. Without a minimum
+    (a <= 0), the rate with the lowest mean is taken.
     """
     by_rate = runs.groupby("learning_rate")
     means = by_rate["final_nll"].mean().where(~by_rate["diverged"].any(), math.inf)
@@ -57,7 +58,7 @@ def best_rate(runs: pd.DataFrame) -> tuple[float | None, float]:
         is_open = len(near) != 3 or math.isinf(means.min())
     else:
         too_few = len(near) < 5 or seeds.min() < 2
-        near = near[max(lowest - 1, 0) : lowest + 2]  # two at an edge
+        near = near[max(lowest - 1, 0) : lowest + 2]  # two rates at an edge
         is_open = too_few or len(near) < 3 or seeds[near].min() < 4
     if is_open:
         return None, math.nan
@@ -71,13 +72,13 @@ def best_rate(runs: pd.DataFrame) -> tuple[float | None, float]:
 
 
 def fitted_rates(runs: pd.DataFrame) -> dict[str, tuple[float | None, float]]:
-    """`best_rate` of every arm that has searched at 10M."""
+    """Return `best_rate` of every arm with a search at 10M."""
     searched = runs[runs["variation"].str.startswith("rate") & (runs["scale"] == "10M")]
     return {name: best_rate(arm_runs) for name, arm_runs in searched.groupby("variant")}
 
 
 def primary_pairs(runs: pd.DataFrame) -> list[tuple[str, str]]:
-    """The primary comparisons: Relation − MHA, and best Relation − best attention ("": open)."""
+    """Return the primary comparisons: Relation − MHA, best Relation − best attention ("": open)."""
     best, fits = [], fitted_rates(runs)
     fits.pop("mha-self", None)  # the control is neither attention nor Relation
     for kind in PAIRED[::-1]:
@@ -89,8 +90,8 @@ def primary_pairs(runs: pd.DataFrame) -> list[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One arm less another: Welch's estimate, which decides; paired over the common seeds; and
-    Welch's without diverged runs. seeds: how many each has, in words."""
+    """One arm minus another. welch: Welch's estimate, which decides. paired: over the common seeds.
+    undiverged: Welch's without diverged runs. seeds: the number of seeds of each arm, as text."""
 
     seeds: str
     common: pd.Index
@@ -102,7 +103,7 @@ class Comparison:
 def compare_arms(
     runs: pd.DataFrame, over: str, under: str, end: float = math.inf
 ) -> Comparison | None:
-    """Two arms on their seeds below `end`; None where one has none. runs: `with_last_loss`."""
+    """Compare two arms on seeds below `end`; None if one has none. runs: `with_last_loss`."""
     runs = runs[runs["seed"] < end].set_index("seed")
     arms = [runs[runs["variant"] == name] for name in (over, under)]
     if any(arm.empty for arm in arms):
@@ -118,14 +119,13 @@ def compare_arms(
 
 
 def comparison_table(runs: pd.DataFrame) -> pd.DataFrame:
-    """The comparisons with verdicts at 10M: family, over, under, seeds, comparison, p and within.
+    """Return the comparisons at 10M that get a verdict, one row each.
 
-    seeds: how many the protocol gives each arm; comparison: a Comparison of the runs so far, or
-    None; lacking: how many comparisons of the family lack seeds. An arm "" is not chosen yet.
-
-    p, within: of a difference and of equivalence, after Holm's correction over the whole family;
-    NaN before all its seeds have run. The families: the primary comparisons; and all arms other
-    than MHA against it on the seeds that every arm has.
+    Columns: family; over and under, two arms ("": not chosen yet); seeds, the number that the
+    protocol gives each arm; comparison, a Comparison of the runs so far, or None; lacking, the
+    number of comparisons of the family that lack seeds; p and within, the p values of a difference
+    and of equivalence after Holm's correction over the family, NaN before all its seeds have run.
+    Families: the primary comparisons; every other arm against MHA on the seeds of all arms.
     """
     fresh = runs_of(runs, "10M").query("seed in @FRESH")
     pairs = [("primary", *pair, FRESH.stop) for pair in primary_pairs(runs)]
@@ -146,8 +146,8 @@ def comparison_table(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def verdict(row: Any) -> str:
-    """The protocol's verdict on a row of `comparison_table`; open before all seeds of its family
-    have run, as Holm's correction takes the p of all."""
+    """Return the protocol's verdict on a row of `comparison_table`. It is open until all seeds of
+    its family have run, because Holm's correction needs all p values."""
     if row.comparison is None or len(row.comparison.common) < row.seeds:
         return f"open: {row.comparison.seeds if row.comparison else 0} of {row.seeds} seeds"
     if row.lacking:

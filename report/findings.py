@@ -1,6 +1,6 @@
-"""Prints the numbers of README and docs/replication.md from the shipped records.
+"""Print the numbers of README and docs/replication.md from the shipped records.
 
-`python -m report.findings`; each line names the rows that it rests on.
+Run `python -m report.findings`. Each line names the rows behind its numbers.
 """
 
 from pathlib import Path
@@ -14,7 +14,7 @@ from relation.variants import PAIRED
 from report import claims, data, fair, overview, paper, readings, stats, study, table, tables
 from report.render import number
 
-# Cells of the tables that the pages quote: table, row and column.
+# Cells of the tables that these pages quote: table, row and column.
 QUOTED = (
     r"app-nll .*(mean|further) .*|efficient-relation .* (matched|peers.other)_?.?ratio"
     r"|main-results .* (token_reduction|epochs)|app-ablation .* delta|app-configs .* params.*"
@@ -25,7 +25,7 @@ QUOTED = (
 
 
 def print_mean(name: str, differences: pd.Series, form: str = "+.4f") -> None:
-    """Print the mean of differences by seed with its interval and, of up to three, each."""
+    """Print the mean of differences by seed and its interval; fewer than four also one by one."""
     present = differences.dropna()
     if len(present):
         values = ", ".join(number(each, form) for each in present) if len(present) < 4 else ""
@@ -33,7 +33,7 @@ def print_mean(name: str, differences: pd.Series, form: str = "+.4f") -> None:
 
 
 def cells(settings: list[data.Records]) -> None:
-    """The quoted cells of every setting, and how many claims have each verdict."""
+    """Print the quoted cells of every setting, and the number of claims with each verdict."""
     for stored in settings:
         shown, name = table.cells([stored], tables.PAPER), stored.setting.name
         keys = shown["table"] + " " + shown["row"] + " " + shown["column"]
@@ -52,7 +52,7 @@ def cells(settings: list[data.Records]) -> None:
 
 
 def fair_spread(runs: pd.DataFrame, probes: pd.DataFrame) -> None:
-    """Deviations of the fair comparison's arms on fresh seeds; the primary ones by kind of GPU."""
+    """Print the deviation of each arm on fresh seeds, and primary differences by kind of GPU."""
     runs = fair.with_last_loss(runs, probes)
     fresh = fair.runs_of(runs, "10M")
     print("deviation of final NLL:", fresh.groupby("variant")["nll"].std().round(4).to_dict())
@@ -63,7 +63,7 @@ def fair_spread(runs: pd.DataFrame, probes: pd.DataFrame) -> None:
 
 
 def variants(runs: pd.DataFrame) -> None:
-    """Final NLL on the seeds that all variants have, and less MHA's and less Full Relation's."""
+    """Print mean final NLL on common seeds, and differences from MHA and from Full Relation."""
     for key, group in runs.groupby(["campaign", "variation", "scale"]):
         wide = group.pivot_table("final_nll", "seed", "variant")
         common = wide.dropna()
@@ -76,7 +76,7 @@ def variants(runs: pd.DataFrame) -> None:
 
 
 def settings_apart(runs: pd.DataFrame, flow: pd.DataFrame) -> None:
-    """What the settings of `books` do to each variant: NLL, and Self flow of the first layer."""
+    """Print how the settings of `books` differ, by variant: NLL, Self flow of the first layer."""
     key = ["scale", "variant"]
     ends = runs.pivot_table("final_nll", [*key, "seed"], "variation")
     first = flow.query("metric == 'self_flow' and layer == 0")
@@ -92,7 +92,7 @@ def settings_apart(runs: pd.DataFrame, flow: pd.DataFrame) -> None:
 
 
 def first_layer(probes: pd.DataFrame) -> None:
-    """Self flow and effective rank of the first layer by tokens, means over seeds."""
+    """Print Self flow and effective rank of the first layer by tokens, as means over seeds."""
     rows = probes.query("layer == 0 and metric in ('self_flow', 'effective_rank')")
     rows = rows[rows["variant"].isin(PAIRED) | rows["variation"].str.startswith(fair.TUNED)]
     rates = rows["variation"].str.removesuffix("-further")
@@ -102,7 +102,7 @@ def first_layer(probes: pd.DataFrame) -> None:
 
 
 def training(books: dict[str, pd.DataFrame]) -> None:
-    """The first layer, Relation − MHA while it trains, gradients, epochs, four GPUs beside one."""
+    """Print facts on training: first layer, Relation − MHA, gradients, overfitting, four GPUs."""
     runs, losses, key = books["runs"], books["losses"], ["scale", "variation"]
     first_layer(books["probes"])
     probed = books["probes"].query("metric == 'validation_nll'")
@@ -126,14 +126,14 @@ def training(books: dict[str, pd.DataFrame]) -> None:
         last = log["loss"].tail(len(log) // 100).mean()  # of the last 1% of the updates
         rate, bench_rate = run["median_tokens_per_second"], bench[run["variant"], run["backend"]]
         print(
-            f"100M/{run['variant']}/{run['seed']}: validation less training loss of the last 1% "
+            f"100M/{run['variant']}/{run['seed']}: validation − training loss of the last 1% "
             f"{run['final_nll'] - last:+.4f}; {rate:,.0f} tokens/s on {run['processes']:.0f} GPUs, "
-            f"{rate / bench_rate / run['processes']:.3f} of as many times one"
+            f"{rate / bench_rate / run['processes']:.3f} of that many single GPUs"
         )
 
 
 def counts() -> None:
-    """Runs and pairs of every campaign, and how many come from a tree with changes."""
+    """Print runs, uncommitted changes, pairs and training tokens of every campaign."""
     for path in sorted(records.PUBLISHED.glob("*/runs.parquet")):
         runs = records.read(path, "runs")
         changed = runs["commit"].str.contains("changes").sum()
@@ -146,7 +146,7 @@ def counts() -> None:
 
 
 def lengths(rows: pd.DataFrame) -> None:
-    """What longer windows cost, by octave of the trained length."""
+    """Print the cost of long windows, by octave of the trained length."""
     run, costs = ["variation", "scale", "variant", "seed"], stats.length_cost(rows)
     context = costs["scale"].map({"10M": 1024, "30M": 2048, "100M28pc": 4096, "100M": 4096})
     for times in (1, 2, 4):
@@ -157,17 +157,17 @@ def lengths(rows: pd.DataFrame) -> None:
 
 
 def without_self(rows: pd.DataFrame) -> None:
-    """How much NLL rises where the first layer of a trained model lacks its own term."""
+    """Print how much NLL rises if the first layer of a trained model loses its Self term."""
     nll = rows[(rows["metric"] == "nll") & ~(rows["layer"] > 0)].fillna({"group": "whole"})
     wide = nll.pivot_table("value", ["variation", "scale", "variant", "seed"], "group")
     for name, rise in (wide["self"] - wide["whole"]).groupby(level=[0, 1, 2]):
-        print_mean(f"{'/'.join(name)}: NLL without Self in layer 0, less NLL", rise)
+        print_mean(f"{'/'.join(name)}: NLL without Self in layer 0, minus NLL", rise)
 
 
 def by_anchor(values: pd.DataFrame) -> None:
-    """Relation − MHA of the readings with several pairs, and by whether the first layer anchors.
+    """Print Relation − MHA of each reading, and for first layers with and without an anchor.
 
-    values: `readings.values`. The groups have whole books and the paper's learning rate.
+    values: `readings.values`. The two groups have whole books and the paper's learning rate.
     """
     for variation, group in values.groupby("variation"):
         print_mean(variation, group["apart"])
@@ -181,7 +181,7 @@ def by_anchor(values: pd.DataFrame) -> None:
 
 
 def main() -> None:
-    """Print all of them."""
+    """Print all findings."""
     with TemporaryDirectory() as figures:
         sections = study.sections(Path(figures))  # the fair comparison first
     for section in (each for each in sections if each.table is not None):
@@ -204,7 +204,7 @@ def main() -> None:
     by_anchor(readings.values(trials))
     without_self(books["self_use"])
     repeated = books["copying"].query("metric == 'repeat_accuracy'")["value"].max()
-    print(f"random tokens that come again: a run predicts {repeated:.4f} of them at most")
+    print(f"repeated random tokens: a run predicts at most {repeated:.4f} of them")
 
 
 if __name__ == "__main__":

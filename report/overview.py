@@ -1,4 +1,4 @@
-"""The first page: is Relation better, at which cost, and the results that decide."""
+"""Contents of the first page: whether Relation is better, its cost, and the verdicts on claims."""
 
 import math
 from collections import Counter
@@ -15,17 +15,17 @@ from report.evidence import VERDICTS
 from report.paper import SCALES
 from report.render import axis, number
 
-# Cells of each scale that stand beside a difference: table and column.
+# Table and column of the cells that the first page shows next to a scale's difference.
 CONTEXT_CELLS = {"spared": ("main-results", "token_reduction")}
 CONTEXT_CELLS |= {"self_flow": ("relation_internal", "l0_self.full")}
 
 
 def differences(runs: pd.DataFrame) -> Iterator[dict[str, Any]]:
-    """Relation − MHA by scale, from the pairs beyond the matrix where there are some.
+    """Yield Relation − MHA by scale; if a scale has pairs beyond the matrix, from those alone.
 
-    runs: of a setting. A row has scale, own_scale, the difference as final_nll and bits (Estimates
-    in nat/token and bits/character), MHA's mean NLL, the loss that the tokens' frequencies alone
-    give, and the paper's difference, if any.
+    runs: the runs of one setting. A row has scale, own_scale, the difference as final_nll and bits
+    (Estimates in nat/token and bits/character), MHA's mean NLL as mha, the loss that the tokens'
+    frequencies alone give as frequencies, and the paper's difference, or None, as paper.
     """
     runs = runs.dropna(subset="final_nll")
     runs, names = runs.assign(bits=stats.bits_per_character(runs)), ["final_nll", "bits"]
@@ -47,10 +47,11 @@ def differences(runs: pd.DataFrame) -> Iterator[dict[str, Any]]:
 def difference_rows(
     settings: Sequence[Setting], runs: Sequence[pd.DataFrame], cells: pd.DataFrame, miniature: bool
 ) -> list[dict[str, Any]]:
-    """The rows of `differences` of each setting's runs, scales together, and how each is shown.
+    """Return the rows of `differences` of every setting, sorted by scale, ready for the template.
 
-    Further keys: setting, its place; its title; label, of the scale; places, on the axis of all;
-    and CONTEXT_CELLS, a cell or None. miniature: nothing is set against the paper.
+    Further keys: setting (its index), title (the setting's), label (the scale's), places (on one
+    axis for all rows), and a cell or None for each key of CONTEXT_CELLS. miniature: the models are
+    miniatures, so that no value is compared with the paper.
     """
     rows = [row | {"setting": k} for k, each in enumerate(runs) for row in differences(each)]
     rows.sort(key=lambda row: data.scale_order(row["scale"]))
@@ -68,7 +69,7 @@ def difference_rows(
 
 
 def answer(rows: Sequence[dict[str, Any]]) -> str:
-    """In which comparisons Relation's loss is below MHA's, or above it, by a 95% interval."""
+    """Say in which comparisons the 95% interval puts Relation's loss below or above MHA's."""
     lower = [row for row in rows if row["final_nll"].high < 0]
     higher, parts = [row for row in rows if row["final_nll"].low > 0], []
     for way, those in (("lower", lower), ("higher", higher)):
@@ -76,21 +77,21 @@ def answer(rows: Sequence[dict[str, Any]]) -> str:
         parts += [f"Relation’s loss is {way} in {len(those)} ({names})"] if those else []
     if left := len(rows) - len(lower) - len(higher):
         parts.append(f"in {left} no difference is established")
-    return f"Of {data.counted(len(rows), 'comparison')} by a 95% interval: {', '.join(parts)}."
+    return f"Of {data.counted(len(rows), 'comparison')} by 95% intervals: {'; '.join(parts)}."
 
 
 def losses(runs_of_settings: Sequence[pd.DataFrame]) -> list[dict[str, Any]]:
-    """Final NLL by scale and variant, which shows a change of one key on a single run too.
+    """Return final NLL by scale and variant, also for a single run with one key changed.
 
-    A row has scale, variant and, a setting each, `cells`: the mean over its seeds, and the mean
-    difference to the first setting over common seeds; Estimates, with n = 0 for none.
+    A row has scale, variant and `cells`. These hold two Estimates per setting: the mean over its
+    seeds, and the mean difference from the first setting over common seeds. n = 0: no value.
     """
     key = ["own_scale", "variant", "seed"]
     nll = [runs.set_index(key)["final_nll"] for runs in runs_of_settings]
     wide = pd.concat(nll, axis=1, keys=range(len(nll))).dropna(how="all")
     rows = []
     for (scale, variant), by_seed in wide.groupby(level=key[:2], sort=False):
-        pairs = by_seed.sub(by_seed[0], axis=0)  # less the first setting's
+        pairs = by_seed.sub(by_seed[0], axis=0)  # minus the first setting's
         cells = [[stats.mean(nll[k].dropna()) for nll in (by_seed, pairs)] for k in by_seed]
         rows.append({"scale": scale, "variant": data.title(variant), "cells": cells})
     order = {data.title(name): place for place, name in enumerate(VARIANTS)}
@@ -99,9 +100,10 @@ def losses(runs_of_settings: Sequence[pd.DataFrame]) -> list[dict[str, Any]]:
 
 
 def cost(cells: pd.DataFrame) -> dict[str, dict[str, str]]:
-    """What a training step with FlashRelation costs beside attention: by quantity and scale.
+    """Return the cost of a training step with FlashRelation, compared with attention.
 
-    Of the first setting that has it; a quantity that no scale has is left out.
+    The keys are quantity and scale. A value comes from the first setting that has it. A quantity
+    without a value at any scale is left out.
     """
     key = ["table", "column", "row"]
     cells = cells[(cells["status"] == "ok") & cells["row"].isin(SCALES)].drop_duplicates(key)
@@ -133,7 +135,7 @@ def cost(cells: pd.DataFrame) -> dict[str, dict[str, str]]:
 
 
 def tally(judged: Sequence[Judged]) -> list[tuple[str, int, int]]:
-    """Each verdict with how many claims have it, and how many of these are not established."""
+    """Return each verdict, the number of its claims, and how many of them are not established."""
     counts = Counter(one.verdict for one in judged)
     unsure = Counter(one.verdict for one in judged if one.not_established)
     return [(name, counts[name], unsure[name]) for name in VERDICTS]

@@ -1,4 +1,4 @@
-"""The values that the paper prints, one CSV a table, to the last printed digit."""
+"""The values that the paper prints: one CSV per table, with every printed digit."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -29,9 +29,9 @@ UNITS = {
 
 
 def lines(path: Path, header: Sequence[str], further: Sequence[str] = ()) -> pd.DataFrame:
-    """A CSV as text with the columns of `header` and any of `further`, its units checked.
+    """Read a CSV as text, with the columns of `header` and any of `further`.
 
-    Raises InputError, with the line, for a missing file, other columns or an unknown unit.
+    Raises InputError for a missing file, other columns or an unknown unit, with file and line.
     """
     if not path.is_file():
         raise InputError(f"{path} is missing; see docs/extending.md")
@@ -44,17 +44,17 @@ def lines(path: Path, header: Sequence[str], further: Sequence[str] = ()) -> pd.
 
 
 def refuse(path: Path, wrong: pd.Series, what: str) -> None:
-    """Raise InputError for the first line of a CSV that is wrong."""
+    """Raise InputError for the first line of a CSV that `wrong` marks."""
     if wrong.any():
         raise InputError(f"{path}:{wrong.idxmax() + 2}: {what}")
 
 
 @cache
 def load(table: str, folder: Path = FOLDER) -> pd.DataFrame:
-    """The printed values of one table: row, column, statistic, printed (text), unit, paper_value.
+    """Return a table's printed values: row, column, statistic, printed (text), unit, paper_value.
 
-    paper_value is a number in the unit, NaN for words. Raises InputError as `lines`, and for an
-    unknown statistic, words in a numeric unit, or a key given twice.
+    paper_value is a number in the unit, NaN for words. Raises InputError as `lines` does, and for
+    an empty field, an unknown statistic, words in a numeric unit, or a repeated key.
     """
     path = folder / f"{table}.csv"
     rows = lines(path, HEADER)
@@ -63,13 +63,13 @@ def load(table: str, folder: Path = FOLDER) -> pd.DataFrame:
     refuse(path, (rows == "").any(axis=1), "a field is empty; fill it in")
     unknown = ~rows["statistic"].isin(STATISTICS)
     refuse(path, unknown, f"give a statistic of {', '.join(STATISTICS)}")
-    refuse(path, worded, "the value is no number; use the unit text")
-    refuse(path, rows.duplicated(KEY), "this row, column and statistic stand above; delete one")
+    refuse(path, worded, "the value is not a number; use the unit text")
+    refuse(path, rows.duplicated(KEY), "an earlier line has the same row, column and statistic")
     return rows.rename(columns={"value": "printed"}).assign(paper_value=numbers)
 
 
 def number(table: str, row: str, column: str, statistic: str = "value") -> float | None:
-    """The number of one printed cell in the records' unit; None where the paper prints none."""
+    """Return one printed number in the records' unit; None if the paper does not print it."""
     printed = load(table).set_index(KEY)
     if (row, column, statistic) not in printed.index:
         return None

@@ -1,4 +1,4 @@
-"""What the paper leaves open: the settings of campaign `readings`, on the page Study."""
+"""The settings of campaign `readings`, which try what the paper leaves open (page Study)."""
 
 import json
 import math
@@ -15,7 +15,7 @@ from report.figures import style
 from report.figures.style import COLOUR, INK, MUTED, grid, plot, save
 from report.render import number
 
-# Columns of the table after what is changed and the number of pairs: title and format.
+# Further columns of the table: title and format.
 SHOWN = {
     "mha": ("MHA", ".4f"),
     "full": ("Relation", ".4f"),
@@ -35,14 +35,14 @@ CURVES = (
 
 
 def rho(specification: str) -> float:
-    """What a token's embedding weighs at the start against what the first mixer would add.
+    """Return ρ of a run's specification: a token's embedding over what the first mixer would add.
 
-    ρ = multiplier × σ_E / (d σ_I σ_O): the RMS of the embedding over that of W_O W_I x for a
-    normalised x, which the mixer adds where all flow stays with the token.
+    ρ = multiplier × σ_E / (d σ_I σ_O) at the start: the RMS of the embedding, divided by the RMS
+    of W_O W_I x for a normalised x. The mixer adds W_O W_I x if all flow stays with the token.
     """
     model = json.loads(specification)["model"]
     width, init_std = model["d_model"], model.get("init_std", 0.02)
-    # torch's uniform start has a variance of 1 / (3 x inputs).
+    # torch's uniform initial weights have a variance of 1 / (3 x inputs).
     matrix = (3 * width) ** -0.5 if model.get("linear_init") == "torch" else init_std
     divided = math.sqrt(2 * len(model["layout"])) if model.get("scale_residual_init") else 1.0
     embedding = model.get("embedding_std") or init_std
@@ -51,9 +51,9 @@ def rho(specification: str) -> float:
 
 
 def values(frames: dict[str, pd.DataFrame]) -> pd.DataFrame:
-    """A row a setting and seed that has a pair: losses, and the flow of its first layers.
+    """Return one row per setting and seed with a pair: losses, and the flow of layers 0 and 1.
 
-    frames: of campaign `readings`, as relation.records.load has them.
+    frames: of campaign `readings`, as relation.records.load returns them.
     """
     runs, probes, key = frames["runs"], frames["probes"], ["variation", "seed"]
     nll = runs.pivot_table("final_nll", key, "variant").reindex(columns=list(PAIRED))
@@ -78,7 +78,7 @@ def values(frames: dict[str, pd.DataFrame]) -> pd.DataFrame:
 
 
 def draw(pairs: pd.DataFrame, folder: Path) -> pd.DataFrame:
-    """The table of all settings; readings.svg and anchor.svg go to `folder`. pairs: `values`."""
+    """Return the table of all settings; write readings.svg and anchor.svg. pairs: `values`."""
     variations = plan.load({"campaign": "readings"}).variations
     groups = pairs.groupby("variation")
     mean = groups.mean(numeric_only=True).sort_values("apart")
@@ -105,7 +105,7 @@ def draw(pairs: pd.DataFrame, folder: Path) -> pd.DataFrame:
 
     figure, panel = plot(3.2)
     divided = pairs["variation"].str.startswith("scaled")
-    # ρ separates anchors from others at the paper's learning rate and on whole books.
+    # At the paper's learning rate and on whole books, ρ separates anchors from other layers.
     rate, short = (pairs["variation"].str.contains(each) for each in ("lr-", "short"))
     marks = (
         ("the paper’s learning rate", ~rate & ~short, {"marker": "o"}),

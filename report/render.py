@@ -1,4 +1,4 @@
-"""Tables as they print: HTML, LaTeX and CSV, each the paper's value beside every setting's."""
+"""Format tables as HTML, LaTeX and CSV, with the paper's values and every setting's."""
 
 import math
 import re
@@ -20,9 +20,9 @@ from report.table import Column, Table
 TEMPLATES = Path(__file__).parent / "templates"
 MINUS, DASH = "−", "—"
 STATUS_WORDS = {"oom": "OOM", "no counterpart": "n/a"}
-# A value whose reason has these words gets a note; any other reason shows on hover alone.
+# A value whose reason has one of these words gets a note. Other reasons show only on hover.
 NOTED = ("seeds", "trained with", "timed by")
-# Units that stand behind the number, and those that stand in the row's heading.
+# Units printed after the number, and units printed in the row's heading.
 SUFFIXES = {"%": "%", "x": "×", "M tokens": "M", "B tokens": "B"}
 HEADED = ("nat/token", "bit/character", "tok/s", "GiB", "ms")
 _LATEX = {
@@ -36,7 +36,7 @@ _LATEX = {
 
 @dataclass
 class Entry:
-    """One printed value. sign: whether the paper's value lies in our interval, where decided."""
+    """One printed value. sign: whether our interval holds the paper's value; None: undecided."""
 
     text: str = DASH
     interval: str = ""
@@ -52,10 +52,10 @@ class Entry:
 class Printed:
     """A table ready for a template.
 
-    panels: (title, rows), a row (label, lines), a line (heading, the paper's value, an entry a
-    setting); notes: letters by text; conditions: (setting, pairs of name and text) that its values
-    were measured under; absent: settings without a value, with the reason; outside: scales that
-    are part of none of them.
+    panels: (title, rows); a row is (label, lines); a line is (heading, the paper's value, one entry
+    per setting). notes: letters by text. conditions: (setting, pairs of name and text) of the
+    measurement. absent: settings without a value, with the reason. outside: scales that are part
+    of none of the settings.
     """
 
     table: Table
@@ -67,7 +67,7 @@ class Printed:
     outside: list[str] = field(default_factory=list)
 
     def mark(self, text: str) -> str:
-        """The letter of a note, the same for the same text."""
+        """Return the letter of a note. Equal texts share a letter."""
         if text not in self.notes:
             head, tail = divmod(len(self.notes), 26)
             self.notes[text] = (ascii_lowercase[head - 1] if head else "") + ascii_lowercase[tail]
@@ -75,9 +75,9 @@ class Printed:
 
 
 def number(value: float | None, form: str, unit: str = "", small: bool = True) -> str:
-    """A number in a format, with a true minus and its unit; a dash for none.
+    """Format a number with a true minus sign and its unit; a dash for None or NaN.
 
-    small: one that the format would print as zero keeps two digits.
+    small: keep two digits of a number that the format would print as zero.
     """
     if value is None or math.isnan(value):
         return DASH
@@ -89,7 +89,7 @@ def number(value: float | None, form: str, unit: str = "", small: bool = True) -
 
 
 def paper_text(printed: str | None, column: Column, unit: str, sd: str | None = None) -> str:
-    """The paper's value, every digit kept, with its standard deviation where it prints one."""
+    """Return the paper's value with every digit, and its standard deviation if printed."""
     if printed is None or unit == "text":
         return DASH if printed is None else words(printed)
     if "," in column.format:
@@ -99,7 +99,7 @@ def paper_text(printed: str | None, column: Column, unit: str, sd: str | None = 
 
 
 def words(text: str) -> str:
-    """A worded cell, with signs of multiplication: 8×48 for 8x48."""
+    """Return the text of a cell with multiplication signs: 8×48 for 8x48."""
     return re.sub(r"(?<=\d)x(?=\d)", "×", text)
 
 
@@ -113,7 +113,7 @@ def _entry(column: Column, cell: dict[str, Any], out: Printed) -> Entry:
     unit, form = cell["unit"], column.format
     if unit == "text":
         entry.text = words(cell["text"])
-        miniature = str(cell["scale"]).endswith("-mini")  # set against nothing of the paper
+        miniature = str(cell["scale"]).endswith("-mini")  # not compared with the paper
         if cell["paper"] is not None and "^" not in entry.text and not miniature:
             entry.difference = "same" if cell["text"] == cell["paper"] else "differs"
         return entry
@@ -121,7 +121,7 @@ def _entry(column: Column, cell: dict[str, Any], out: Printed) -> Entry:
     if "spread" in column.shows and not math.isnan(cell["sd"]):
         entry.text += f" ± {number(cell['sd'], form.lstrip('+'))}"
     entry.text += SUFFIXES.get(unit, "")
-    if unit.endswith(" tokens") and cell["value"] < 0.1:  # a miniature's are few
+    if unit.endswith(" tokens") and cell["value"] < 0.1:  # miniatures have few tokens
         entry.text = rounded(cell["value"] * UNITS[unit])
     ends = ""
     if not math.isnan(cell["low"]):
@@ -141,14 +141,14 @@ def _entry(column: Column, cell: dict[str, Any], out: Printed) -> Entry:
 
 
 def prepare(table: Table, cells: pd.DataFrame, settings: Sequence[Setting]) -> Printed:
-    """Lay out one table: a line a row and column, an entry a setting that has a value in it."""
+    """Lay out one table: one line per row and column, one entry per setting with any value."""
     out = Printed(table)
     _note_settings(out, cells, settings)
     shown = cells[cells["setting"].isin([setting.name for setting in out.settings])]
     outside = shown["reason"].str.endswith(OUTSIDE).groupby(shown["row"], sort=False).all()
     out.outside = list(dict.fromkeys(row.partition("/")[0] for row in outside.index[outside]))
     shown = shown[~shown["row"].map(outside).astype(bool)]
-    # By row and column, then by setting and whether it is a value or its deviation.
+    # Cells by row and column, then by setting and "value" or "sd".
     index: dict[tuple[str, str], dict[tuple[str, str], dict[str, Any]]] = {}
     for cell in shown.to_dict("records"):
         key = (cell["setting"], "sd" if cell["statistic"] == "sd" else "value")
@@ -161,14 +161,14 @@ def prepare(table: Table, cells: pd.DataFrame, settings: Sequence[Setting]) -> P
             row_lines = [_line(column, index[key], out) for column, key in places if key in index]
             scale, label = row.partition("/")[0], table.names.get(row) or row.replace("/", ", ")
             if len(scales[row]) == 1 and scales[row][0] and label.startswith(scale):
-                label = scales[row][0] + label.removeprefix(scale)  # all have one, as 10M-mini
+                label = scales[row][0] + label.removeprefix(scale)  # all have one, such as 10M-mini
             lines.append((label, row_lines))
         out.panels += [(title, lines)] if lines else []
     return out
 
 
 def _note_settings(out: Printed, cells: pd.DataFrame, settings: Sequence[Setting]) -> None:
-    """Note which settings have a value, under which conditions, and why the others have none."""
+    """Record which settings have values, with their conditions; for the others the reason."""
     by_setting = dict(list(cells.groupby("setting")))
     for setting in (each for each in settings if each.name in by_setting):
         setting_cells = by_setting[setting.name]
@@ -183,19 +183,19 @@ def _note_settings(out: Printed, cells: pd.DataFrame, settings: Sequence[Setting
 
 
 def _rows(table: Table, title: str, columns: Sequence[Column], index: Collection) -> list[str]:
-    """A panel's rows as they are printed. index: rows and columns that have a cell."""
+    """Return a panel's rows in print order. index: (row, column) of every cell."""
     keys, there = [column.column for column in columns], {row for row, _ in index}
     filled = [row for row, column in index if column in keys and row != "setting"]
-    # Those that the paper has not come last.
+    # Rows that the paper does not have come last.
     filled = [*(row for row in table.printed["row"].unique() if row in filled), *filled]
     rows = [row for row in dict.fromkeys([*table.rows_of(title), *filled]) if row in there]
-    # Rows of one scale together, scales in the order of their first row.
+    # Group rows by scale, in the order of each scale's first row.
     groups = list(dict.fromkeys(row.partition("/")[0] for row in rows))
     return sorted(rows, key=lambda row: groups.index(row.partition("/")[0]))
 
 
 def _line(column: Column, cells: dict, out: Printed) -> tuple[str, str, list[Entry]]:
-    """A line of a row. cells: by setting and "value" or "sd"."""
+    """Return one line of a row. cells: keyed by setting and "value" or "sd"."""
     heading = f"{column.title} ({column.unit})" if column.unit in HEADED else column.title
     entries, paper = [], DASH
     for setting in out.settings:
@@ -210,16 +210,16 @@ def _line(column: Column, cells: dict, out: Printed) -> tuple[str, str, list[Ent
 
 
 def axis(rows: Iterable[Iterable[float | None]], band: float = math.nan) -> list[dict[str, Any]]:
-    """Where the values of each row stand between 0 and 100 on one axis, as macro `forest` draws it.
+    """Return the places of each row's values, from 0 to 100 on one axis, for macro `forest`.
 
-    rows: the paper's value, ours, and the ends of its interval, None or NaN for none; band: what
-    is shaded on both sides of zero, and stands on the axis.
+    rows: the paper's value, ours, and the ends of our interval; None or NaN for a missing value.
+    band: half the width of the shaded band around zero; the axis includes the band.
     """
     rows = [[None if pd.isna(value) else value for value in row] for row in rows]
     ends = [] if math.isnan(band) else [-band, band]
     values = [*(value for row in rows for value in row if value is not None), *ends] or [0.0]
     start, end = min(values), max(values)
-    # Zero belongs on the axis where it is within 1.5 times the width of the values.
+    # Include zero if it is closer than 1.5 times the range of the values.
     start = 0.0 if 0 < start < 1.5 * (end - start) else start
     end = 0.0 if 0 > end > -1.5 * (end - start) else end
 
@@ -232,7 +232,7 @@ def axis(rows: Iterable[Iterable[float | None]], band: float = math.nan) -> list
 
 
 def environment(autoescape: bool = True, **options: Any) -> jinja2.Environment:
-    """The templates; every value is escaped on its way out."""
+    """Return the environment of the templates. `autoescape` escapes every value."""
     templates = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES), undefined=jinja2.StrictUndefined,
         trim_blocks=True, lstrip_blocks=True, autoescape=autoescape, **options,
@@ -242,19 +242,19 @@ def environment(autoescape: bool = True, **options: Any) -> jinja2.Environment:
 
 
 def powers(text: str) -> Markup:
-    """HTML of words in which T^2 is a power."""
+    """Return text as HTML, with T^2 as a superscript."""
     return Markup(re.sub(r"\^(−?[\d.]+)", r"<sup>\1</sup>", str(escape(text))))
 
 
 def rich(text: str) -> Markup:
-    """Running text: `code`, F_ii, W_down and T^2 as they are meant."""
+    """Return text as HTML, with `code`, F_ii, W_down and T^2 as markup."""
     text = re.sub(r"`([^`]*)`", r"<code>\1</code>", str(escape(text)).replace("$", ""))
     text = re.sub(r"\b([A-Za-z])_\{?(\w{1,5})\b\}?(?![\w<])", r"<i>\1</i><sub>\2</sub>", text)
     return Markup(re.sub(r"\^\{?([−-]?[\d.]+)\}?", r"<sup>\1</sup>", text))
 
 
 def tex(text: Any) -> str:
-    """A value in LaTeX: special characters escaped, T^2 and F_ii as they are meant; Markup kept."""
+    """Return a value as LaTeX: characters escaped, T^2 and F_ii as markup; Markup unchanged."""
     if isinstance(text, Markup):
         return text
     latex, end = "", 0
@@ -272,7 +272,7 @@ def _escaped(text: str) -> str:
 
 
 HTML = environment()
-# Braces are LaTeX's own, so its delimiters differ.
+# LaTeX uses braces itself, so its templates have other delimiters.
 LATEX = environment(
     autoescape=False, finalize=tex, block_start_string="((*", block_end_string="*))",
     variable_start_string="(((", variable_end_string=")))", comment_start_string="((=",
@@ -281,7 +281,7 @@ LATEX = environment(
 
 
 def html(printed: Printed) -> str:
-    """A table's panels, notes and conditions in HTML, without its heading and caption."""
+    """Return a table's panels, notes and conditions as HTML, without heading and caption."""
     return HTML.get_template("cells.html.j2").render(printed=printed)
 
 
@@ -292,9 +292,9 @@ def write(
     folder: Path,
     judged: Iterable[Sequence[Any]] = (),
 ) -> list[Printed]:
-    """Write tables/<label>.tex and .csv, and tables.tex, which reads the former, into a folder.
+    """Write tables/<label>.tex, tables/<label>.csv and tables.tex, which reads the former.
 
-    A CSV has every cell of a table in every setting. judged: of each claim the verdicts by
+    A CSV has every cell of a table in every setting. judged: the verdicts of each claim by
     setting, which come first in tables.tex. Returns the tables that have cells.
     """
     by_table = dict(list(cells.groupby("table")))

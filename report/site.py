@@ -1,4 +1,4 @@
-"""The report's site: at most seven pages of plain files, which open without a server."""
+"""The report's pages: at most seven plain HTML files, which open without a server."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ from report.render import axis
 _NAMES = ("claims", "tables", "figures", "study", "assumptions", "records")
 PAGES = {"index.html": "Overview"} | {f"{name}.html": name.capitalize() for name in _NAMES}
 _values = attrgetter("paper", "ours", "low", "high")  # of evidence
-UNITS = {"1": "", "text": "", "x": "×"}  # of evidence, where they print otherwise
+UNITS = {"1": "", "text": "", "x": "×"}  # units of evidence that print differently
 SYSTEMS = ("steps", "complexity", "decode", "recall", "checks", "gradients", "data")
 
 
 def build(campaign: plan.Campaign, out: Path, published: bool) -> None:
-    """Write the report of a campaign's columns to a folder; index.html comes last.
+    """Write the report of a campaign's columns to a folder; index.html is written last.
 
-    published: from results/published alone; else from the campaign's own folder. Raises InputError
-    where a record is damaged.
+    published: read only results/published; otherwise only the campaign's own folder. Raises
+    InputError if a record is damaged.
     """
     settings = campaign.columns
     out.mkdir(parents=True, exist_ok=True)
     work = partial(_shown, campaign=campaign, out=out, published=published)
-    # A process a setting: tables and figures take most of the time.
+    # One process per setting: tables and figures take most of the time.
     with ProcessPoolExecutor(min(len(settings), os.cpu_count() or 1)) as pool:
         job = published and pool.submit(study.sections, out / "figures/study")
         shown = (map if len(settings) == 1 else pool.map)(work, settings)
@@ -56,7 +56,7 @@ def build(campaign: plan.Campaign, out: Path, published: bool) -> None:
         frame.to_parquet(out / f"{name}.parquet", index=False)
     verdicts, miniature = list(zip(*judged, strict=True)), stored[0].miniature
     tested = [each for each in verdicts if {one.verdict for one in each} != {"not tested"}]
-    # Of miniatures, or where nothing is tested, a claim that is not tested is no result.
+    # A report of miniatures, or without any verdict, leaves out untested claims.
     verdicts = tested if miniature or not tested else verdicts
     printed = render.write(tables.EVERY, cells, settings, out, verdicts)
     by_claim = list(map(_claim, verdicts))
@@ -90,13 +90,13 @@ def build(campaign: plan.Campaign, out: Path, published: bool) -> None:
     pages = {name: content for name, content in pages.items() if any(content.values())}
     heads = [{"mark": "ABCD"[k], "name": s.name, "title": str(s)} for k, s in enumerate(settings)]
     _write_pages(pages, out, settings=heads, campaign=campaign)
-    for old in (out / "figures").glob("*"):  # of a report of other settings
+    for old in (out / "figures").glob("*"):  # an earlier report of other settings
         if old.name not in {"study", *(setting.slug for setting in settings)}:
             shutil.rmtree(old)
 
 
 def _section(section: study.Section) -> dict[str, Any]:
-    """What the template shows: differences as places on one axis, with the margin."""
+    """Return a section for the template, its differences as places on one axis."""
     table = section.table
     if table is not None and "" in table:
         drawn = table[""].dropna()
@@ -109,24 +109,24 @@ def _section(section: study.Section) -> dict[str, Any]:
 def _shown(
     setting: Setting, campaign: plan.Campaign, out: Path, published: bool
 ) -> tuple[Records, pd.DataFrame, list[claims.Judged], list[str]]:
-    """What the pages show of one setting: records, cells, verdicts and the names of its figures."""
+    """Return a setting's records, cells, verdicts and the names of its figures."""
     stored = data.load(setting, published, campaign=campaign)
     cells = table.cells([stored], tables.EVERY)
     drawn = figures.draw(stored, out / "figures" / setting.slug)
-    # The pages list runs and systems; the other frames are long and do not leave the process.
+    # The pages list only runs and SYSTEMS. The other frames are large, so they stay in the process.
     unlisted = set(data.FRAMES) - {"runs", *SYSTEMS}
     emptied = {name: getattr(stored, name)[:0] for name in unlisted}
     return replace(stored, **emptied), cells, claims.judge(cells, stored), drawn
 
 
 def _chosen(campaign: plan.Campaign) -> dict[str, list]:
-    """What a user's own call chose beside variations, as `command` takes it."""
+    """Return the scales, variants and seeds that the user chose, as `command` takes them."""
     choices = {key: campaign.settings.get(key) for key in ("scales", "variants", "seeds")}
     return {k: v if isinstance(v, list) else [v] for k, v in choices.items() if v is not None}
 
 
 def _write_pages(pages: Mapping[str, Mapping[str, Any]], out: Path, **context: Any) -> None:
-    """Write the pages in their order, and delete those of an earlier report that are gone."""
+    """Write the pages in their order. Delete pages that only an earlier report had."""
     context |= {
         "nav": [(name, title) for name, title in PAGES.items() if name in pages],
         "verdicts": VERDICTS,
@@ -148,10 +148,10 @@ def _write_pages(pages: Mapping[str, Mapping[str, Any]], out: Path, **context: A
 def command(
     setting: Setting, shipped: bool, again: bool = True, targets: Collection[str] = (), **choice
 ) -> str:
-    """The command that makes what is shown, again or for the first time: all, or files `targets`.
+    """Return the command that produces a setting's files, for the first time or `again`.
 
-    targets: below the campaign's folder; choice: what --config chooses beside the setting. For
-    shipped records it tells Snakemake that nothing shipped is done; a user's own it forces.
+    targets: files below the campaign's folder; none: all. choice: further choices of --config.
+    With `again`, published=false ignores shipped records; a user's own files are forced.
     """
     scales = () if len(targets) else setting.scales or ()
     choices = {"variations": [setting.variation], "scales": scales} | choice
@@ -168,17 +168,17 @@ def command(
     return shlex.join([*words, "--config", *config])
 
 
-# What did not run, and the other pages.
+# The list of what did not run, and the other pages.
 
 
 def missing(stored: Sequence[Records], published: bool) -> Iterator[dict[str, Any]]:
-    """What did not run, by setting, kind and scale, with the command that makes exactly that.
+    """Yield what did not run, by setting, kind and scale, with the command that makes just that.
 
-    What is measured on a run that is missing too stands beside the run.
+    Measurements on a missing run are grouped with the run.
     """
     for place, each in enumerate(stored):
         setting, lacking = each.setting, each.planned.query("status != 'ok'")
-        if place > 0:  # benchmarks are all settings' and listed once
+        if place > 0:  # all settings share the benchmarks, so they are listed once
             lacking = lacking[lacking["kind"].isin(data.RUN_KINDS)]
         runs = pd.MultiIndex.from_frame(lacking[["own_scale", "variant", "seed"]])
         of_missing = runs.isin(runs[lacking["kind"] == "runs"])
@@ -196,9 +196,10 @@ def missing(stored: Sequence[Records], published: bool) -> Iterator[dict[str, An
 
 
 def _claim(judged: Sequence[claims.Judged]) -> dict[str, Any]:
-    """A claim with its verdict and its evidence in every setting, on one axis if units allow it.
+    """Return a claim with its verdicts and evidence in every setting, for the template.
 
-    forms: the format of a quantity, the same in every setting; quantity: what all evidence is of.
+    plotted: whether all evidence has one unit, so that one axis serves all rows. forms: a format
+    per quantity, the same in every setting. quantity: the quantity if all evidence has the same.
     """
     rows = [row for one in judged for row in one.evidence]
     evidence = [row for row in rows if row.ours is not None]
@@ -217,7 +218,7 @@ def _claim(judged: Sequence[claims.Judged]) -> dict[str, Any]:
 
 
 def _form(rows: Sequence[Evidence]) -> str:
-    """One format for all values of a quantity: four digits of the largest, losses to 1e-4 nat."""
+    """Return a format for all values of a quantity: four digits of the largest; losses to 1e-4."""
     values = [value for row in rows for value in _values(row) if value is not None]
     largest = max(map(abs, values), default=0.0)
     if all(float(value).is_integer() for value in values):
@@ -230,7 +231,7 @@ def _form(rows: Sequence[Evidence]) -> str:
 
 
 def _pictures(settings: Sequence[Setting], drawn: Sequence[list[str]]) -> Iterator[dict[str, Any]]:
-    """Each figure with its file in every setting that has it. drawn: their names by setting."""
+    """Yield each figure with its file in every setting that has it. drawn: names by setting."""
     for drawing in figures.ALL:
         pairs = zip(settings, drawn, strict=True)
         having = [setting for setting, names in pairs if drawing.name in names]
@@ -240,7 +241,7 @@ def _pictures(settings: Sequence[Setting], drawn: Sequence[list[str]]) -> Iterat
 
 
 def assumptions(campaign: plan.Campaign) -> Iterator[dict[str, Any]]:
-    """Every option of a run with what it means and Full Relation's values by setting and scale."""
+    """Yield every option of a run: its meaning, and Full Relation's values by setting and scale."""
     options = []
     for setting in campaign.columns:
         variation = campaign.variations[setting.variation]
@@ -252,14 +253,14 @@ def assumptions(campaign: plan.Campaign) -> Iterator[dict[str, Any]]:
         options.append(by_scale)
     for name, field in Options.model_fields.items():
         values = [{s: _option(o.get(name)) for s, o in by_scale.items()} for by_scale in options]
-        # 100M28pc stands beside 100M.
+        # 100M28pc is compared with 100M.
         shown = {(data.paper_scale(scale), text) for of in values for scale, text in of.items()}
         differs = len(shown) > len({scale for scale, _ in shown})
         yield {"name": name, "about": field.description, "differs": differs, "values": values}
 
 
 def _option(value: Any) -> str:
-    """An option's value as the configuration words it, with commas in long counts."""
+    """Format an option's value as in the configuration, with commas in large counts."""
     if isinstance(value, Mapping):
         return ", ".join(f"{key}: {each}" for key, each in value.items())
     if isinstance(value, int) and value >= 10_000 and not isinstance(value, bool):
@@ -268,7 +269,7 @@ def _option(value: Any) -> str:
 
 
 def run_groups(campaign: plan.Campaign, published: bool) -> Iterator[dict[str, Any]]:
-    """Training runs by campaign; a shipped report has those of every campaign."""
+    """Yield training runs by campaign. A published report lists the runs of every campaign."""
     root = records.PUBLISHED if published else records.RESULTS
     columns = {(setting.campaign, setting.variation): setting for setting in campaign.columns}
     shipped = sorted(path.parent.name for path in root.glob("*/runs.parquet")) if published else ()
@@ -277,13 +278,13 @@ def run_groups(campaign: plan.Campaign, published: bool) -> Iterator[dict[str, A
         runs = runs.assign(own_scale=runs["scale"], title=runs["variant"].map(data.title))
         runs = runs.assign(anchor=data.anchors(Setting(name), "runs", runs))
         planned = campaign if name == campaign.name else None
-        if planned is None and Path("config", f"{name}.yaml").exists():  # else it is made no more
+        if planned is None and Path("config", f"{name}.yaml").exists():  # else it no longer exists
             planned = plan.load({"campaign": name})
         files = data.job_files(planned) if planned else {}
         rows = runs.assign(again="").to_dict("records")
         for row in (row for row in rows if row["hash"] in files):
             setting = Setting(name, row["variation"], corpus=planned.corpus)
-            setting = columns.get((name, row["variation"]), setting)  # knows what a one-off varies
+            setting = columns.get((name, row["variation"]), setting)  # it knows a one-off's changes
             row["again"] = command(setting, published, targets=[files[row["hash"]]])
         yield {"name": name, "rows": rows}
 
@@ -291,9 +292,9 @@ def run_groups(campaign: plan.Campaign, published: bool) -> Iterator[dict[str, A
 def system_records(
     stored: Records, campaign: plan.Campaign, published: bool
 ) -> Iterator[dict[str, Any]]:
-    """Benchmarks, checks and corpora that the tables rest on, a row a record.
+    """Yield one row per record of benchmarks, checks and corpora behind the tables.
 
-    One without a command is of what the campaign no longer measures.
+    A row has no command if the campaign no longer plans that measurement.
     """
     files = data.job_files(campaign)
     for kind in SYSTEMS:

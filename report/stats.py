@@ -14,10 +14,10 @@ from relation.errors import InputError
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean or a difference with its 95% interval: NaN ends where the values allow none.
+    """A mean or a difference with its 95% interval; the ends are NaN if the values give none.
 
-    n: values, or pairs, behind it; sd: their sample standard deviation; se, freedom: the standard
-    error and the degrees of freedom of a t interval.
+    n: number of values or pairs. sd: their sample standard deviation. se, freedom: standard error
+    and degrees of freedom of a t interval.
     """
 
     value: float
@@ -29,7 +29,7 @@ class Estimate:
     freedom: float = math.nan
 
     def __format__(self, form: str) -> str:
-        """The value and, where it has one, its interval, as +0.0036 (−0.0010 to +0.0082)."""
+        """Format the value and its interval, if any, as +0.0036 (−0.0010 to +0.0082)."""
         if math.isnan(self.value):
             return "—"
         ends = "" if math.isnan(self.low) else f" ({self.low:{form}} to {self.high:{form}})"
@@ -37,12 +37,12 @@ class Estimate:
 
     @property
     def p(self) -> float:
-        """Two-sided, of a t test against zero; NaN without a standard error."""
+        """Two-sided p value of a t test against zero; NaN without a standard error."""
         t = -abs(self.value) / self.se if self.se else math.nan
         return float(2 * scipy.special.stdtr(self.freedom, t))
 
     def within(self, margin: float) -> float:
-        """p of two one-sided t tests that it lies within ±margin; NaN without a standard error."""
+        """Return p of two one-sided t tests for ±margin; NaN without a standard error."""
         t = (abs(self.value) - margin) / self.se if self.se else math.nan
         return float(scipy.special.stdtr(self.freedom, t))
 
@@ -53,7 +53,7 @@ def _t_interval(value: float, se: float, freedom: float, n: int, sd: float = mat
 
 
 def mean(values: Sequence[float]) -> Estimate:
-    """The mean of values with its t interval, which takes two of them."""
+    """Return the mean with its 95% t interval, which needs at least two values."""
     sample = [float(value) for value in values]
     if len(sample) < 2:
         return Estimate(*(sample or [math.nan]), n=len(sample))
@@ -62,7 +62,7 @@ def mean(values: Sequence[float]) -> Estimate:
 
 
 def welch(over: Sequence[float], under: Sequence[float]) -> Estimate:
-    """The difference of two means of unequal variance, unpaired, with Welch's interval."""
+    """Return the difference of two unpaired means with Welch's 95% interval."""
     terms = [mean(values) for values in (over, under)]
     value, n = terms[0].value - terms[1].value, min(term.n for term in terms)
     variance = sum(term.se**2 for term in terms)
@@ -73,9 +73,9 @@ def welch(over: Sequence[float], under: Sequence[float]) -> Estimate:
 
 
 def holm(p: Sequence[float]) -> np.ndarray:
-    """Holm's correction of a family's p values, in their order; an unknown one (NaN) stays so."""
+    """Return a family's p values after Holm's correction, in the same order. NaN stays NaN."""
     values = np.asarray(p, dtype=float)
-    order = np.argsort(values, kind="stable")  # NaN last, though any of them may yet be the least
+    order = np.argsort(values, kind="stable")  # NaN last, though it may turn out to be the smallest
     factors = np.arange(len(order), 0, -1)
     corrected = np.empty(len(order))
     corrected[order] = np.minimum(1.0, np.maximum.accumulate(values[order] * factors))
@@ -83,7 +83,7 @@ def holm(p: Sequence[float]) -> np.ndarray:
 
 
 def correlation(x: Sequence[float], y: Sequence[float]) -> Estimate:
-    """Pearson's correlation with Fisher's interval, which takes four pairs."""
+    """Return Pearson's correlation with Fisher's interval, which needs at least four pairs."""
     n = len(x)
     if n < 3 or min(len(set(x)), len(set(y))) == 1:
         return Estimate(math.nan, n=n)
@@ -95,11 +95,11 @@ def correlation(x: Sequence[float], y: Sequence[float]) -> Estimate:
 
 
 def smoothed(tokens: Sequence[float], loss: Sequence[float], window: float) -> np.ndarray:
-    """Trailing mean of the loss over `window` tokens at every logged point (Appendix B.4).
+    """Return the trailing mean (N,) of the loss over `window` tokens (Appendix B.4).
 
-    tokens: (N,) consumed after each update, ascending; loss: (N,) nat/token. Each update weighs as
-    many tokens as it has inside the window, so a partial update, or one that the window's edge
-    cuts, counts for its part. Before `window` tokens the mean is over all of them. Returns (N,).
+    tokens: (N,) consumed after each update, ascending. loss: (N,) nat/token. The weight of an
+    update is the number of its tokens inside the window. Before `window` tokens, the mean is over
+    all tokens so far. Raises InputError if `window` is not positive.
     """
     if not window > 0:
         raise InputError(f"the smoothing window is {window} tokens; it must be positive")
@@ -112,9 +112,9 @@ def smoothed(tokens: Sequence[float], loss: Sequence[float], window: float) -> n
 
 
 def crossing(tokens: Sequence[float], smoothed: Sequence[float], target: float) -> float | None:
-    """Tokens at which a smoothed loss (N,) first reaches the target; None where it never does.
+    """Return the tokens at which a smoothed loss (N,) first reaches the target, or None.
 
-    Linear interpolation between adjacent logged points.
+    Interpolates linearly between adjacent logged points.
     """
     reached = np.flatnonzero(np.asarray(smoothed) <= target)
     if not len(reached):
@@ -127,9 +127,9 @@ def crossing(tokens: Sequence[float], smoothed: Sequence[float], target: float) 
 
 
 def pooled(rows: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
-    """Rows of flow to a row a group: `value`, weighted by `count`, and the summed `count`.
+    """Pool rows of flow by `keys`: the mean `value`, weighted by `count`, and the summed `count`.
 
-    The paper's order (Appendix B.4) is sequences and heads to a layer, layers to a checkpoint.
+    The paper pools sequences and heads to a layer, then layers to a checkpoint (Appendix B.4).
     """
     weighted = rows.assign(value=rows["value"].astype("float64") * rows["count"])
     sums = weighted.groupby(list(keys), observed=True, dropna=False)[["value", "count"]].sum()
@@ -137,9 +137,9 @@ def pooled(rows: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
 
 
 def power_fit(x: Sequence[float], y: Sequence[float]) -> Estimate | None:
-    """The exponent of y ~ x ** exponent by least squares in log-log coordinates.
+    """Fit the exponent of y ~ x ** exponent by least squares in log-log coordinates.
 
-    None with fewer than two distinct x; no interval below three points.
+    Returns None for fewer than two distinct x, and no interval for fewer than three points.
     """
     if len(set(x)) < 2:
         return None
@@ -149,19 +149,19 @@ def power_fit(x: Sequence[float], y: Sequence[float]) -> Estimate | None:
 
 
 def median(values: Sequence[float]) -> Estimate:
-    """The median with a 95% interval that assumes no distribution: two order statistics.
+    """Return the median with a distribution-free 95% interval: two order statistics.
 
-    Fewer than six values allow no such interval.
+    Fewer than six values give no interval.
     """
     ends = scipy.stats.quantile_test(values, p=0.5).confidence_interval()
     return Estimate(statistics.median(values), float(ends.low), float(ends.high), len(values))
 
 
 def median_ratio(over: Sequence[float], under: Sequence[float], together: bool = True) -> Estimate:
-    """Median ratio of two series of rounds with its 95% interval.
+    """Return the median ratio of two series of rounds with its 95% interval.
 
-    together: the two took turns, so that the ratio is taken round by round. Otherwise the interval
-    spans every ratio of a value in the one median's interval to one in the other's.
+    together: the two took turns, so the ratio is taken round by round. Otherwise it is the ratio
+    of the medians, and its interval covers all ratios of values in the medians' intervals.
     """
     if together:
         return median([a / b for a, b in zip(over, under, strict=True)])
@@ -171,9 +171,9 @@ def median_ratio(over: Sequence[float], under: Sequence[float], together: bool =
 
 
 def bits_per_character(runs: pd.DataFrame, nll: str = "final_nll") -> pd.Series:
-    """A loss in bits per character of the validation split; NaN where nobody recorded those.
+    """Return a loss in bits per character of the validation split; NaN without a count of these.
 
-    A text has the same characters in any vocabulary, so one run's count does for all of a corpus.
+    The characters do not depend on the vocabulary, so one run's count serves its whole corpus.
     bits/character = nat/token x tokens/characters / ln 2.
     """
     characters = runs["validation_characters"].astype(float)
@@ -182,8 +182,8 @@ def bits_per_character(runs: pd.DataFrame, nll: str = "final_nll") -> pd.Series:
 
 
 def length_cost(lengths: pd.DataFrame) -> pd.DataFrame:
-    """What windows longer than trained cost by position: `value`, nat/token, of `count` tokens."""
-    # The same tokens were read in one long window ("whole") and in trained ones ("apart").
+    """Return the cost of long windows by position: `value` in nat/token, of `count` tokens."""
+    # The same tokens were read in one long window ("whole") and in windows as trained ("apart").
     long, trained = (lengths[lengths["reading"] == reading] for reading in ("whole", "apart"))
     key = ["scale", "variation", "variant", "seed", "first"]
     joined = long.merge(trained, on=key, suffixes=("", "_apart"))
@@ -191,7 +191,7 @@ def length_cost(lengths: pd.DataFrame) -> pd.DataFrame:
 
 
 def recall_shares(recall: pd.DataFrame) -> pd.Series:
-    """The share of queries answered at the learning rate chosen for each width."""
+    """Return the share of right answers, at the learning rate chosen for each width."""
     rows = recall[recall["chosen"].fillna(False).astype(bool)]
     sums = rows.groupby(["mixer", "width", "length", "seed"])[["right", "queries"]].sum()
     return (sums["right"] / sums["queries"]).rename("share")

@@ -1,6 +1,6 @@
-"""The page Study: Relation beside attention that is tuned alike, and what initial weights decide.
+"""The page Study: Relation compared with attention, both tuned, and what initial weights decide.
 
-Everything here is computed from the shipped rows of the campaigns `books`, `fair` and `readings`.
+It is computed from the shipped rows of the campaigns `books`, `fair` and `readings`.
 """
 
 import math
@@ -24,7 +24,7 @@ from report.render import number
 
 LESS, ALIKE = "− MHA", "− MHA with the same additions"
 BITS, UNRECORDED, UNMEASURED = "bits/character", "not recorded", "not measured"
-# Where the primary comparisons are made too, without a verdict: scale, variation, name.
+# Scale, variation and name of the conditions that repeat the primary comparisons.
 ELSEWHERE = (
     ("30M", fair.TUNED, "30M"),
     ("100M28pc", fair.TUNED, "100M on 28% of its tokens"),
@@ -36,11 +36,11 @@ HORIZONS = (("150M", fair.TUNED), ("600M", "long"))  # training tokens, variatio
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page: a table as a frame of text, and whether it has a figure, <name>.svg.
+    """A part of the page. templates/study_texts.html.j2 has its title, texts and caption.
 
-    templates/study_texts.html.j2 has its title, its paragraph, the note below its table and the
-    figure's caption; a column "" of the table holds the estimates that are drawn; summary: the
-    result in a sentence, and how much has run, for this page and the first.
+    table: a frame of text; its column "", if any, holds the estimates that are drawn. figure:
+    whether <name>.svg exists. summary: the result in a few sentences, and how many runs have
+    finished; the first page shows it too.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Section:
 
 
 def sections(folder: Path) -> list[Section]:
-    """Every section whose rows are shipped; figures go to `folder` as SVG."""
+    """Return every section whose rows are shipped; write figures to `folder` as SVG."""
     folder.mkdir(parents=True, exist_ok=True)
     names = ("books", "fair", "readings")
     books, tuned, trials = (records.load(records.PUBLISHED / name) for name in names)
@@ -76,7 +76,7 @@ def sections(folder: Path) -> list[Section]:
 
 
 def minus(over: str, under: str) -> str:
-    """The name of a comparison; what both arms have beside their kind stands behind it."""
+    """Return the name of a comparison, followed by the additions that both arms share."""
     (over_kind, _, added), (under_kind, _, also) = (arm.partition("-") for arm in (over, under))
     if added and added == also:
         additions = title(under).removeprefix(f"{title(under_kind)} + ")
@@ -85,7 +85,7 @@ def minus(over: str, under: str) -> str:
 
 
 def filled_columns(rows: Iterable[dict[str, object]]) -> pd.DataFrame:
-    """A table without columns that no row has a value of, or of diverged runs where none is."""
+    """Return a table without empty columns, and without "without diverged" if no run diverged."""
     table = pd.DataFrame(rows)
     table = table.fillna({name: "—" for name in table if name})
     if "Welch" in table and (table["Welch"] == table["without diverged"]).all():
@@ -94,8 +94,8 @@ def filled_columns(rows: Iterable[dict[str, object]]) -> pd.DataFrame:
 
 
 def answer_section(runs: pd.DataFrame, folder: Path) -> Section | None:
-    """Relation − MHA of every setting that has pairs: the rows of the first page, and the fair
-    comparison, as a figure. runs: of `fair`, as `fair.with_last_loss`."""
+    """Draw Relation − MHA of every setting that has pairs: the rows of the first page, and the
+    fair comparison. runs: those of campaign `fair`, as returned by `fair.with_last_loss`."""
     bars = []
     for setting in plan.load({"campaign": "books"}).columns:
         for row in overview.differences(data.load(setting).runs):
@@ -117,7 +117,7 @@ def answer_section(runs: pd.DataFrame, folder: Path) -> Section | None:
 
 
 def fair_summary(runs: pd.DataFrame) -> str:
-    """The primary comparisons with their verdicts in a sentence, and how much has run."""
+    """State the primary comparisons with their verdicts, and how many runs have finished."""
     chosen = "family == 'primary' and over != '' and under != ''"
     primary, parts = fair.comparison_table(runs).query(chosen), []
     for row in primary.itertuples():
@@ -127,16 +127,16 @@ def fair_summary(runs: pd.DataFrame) -> str:
             if f"{row.comparison.seeds} of" not in ruling:
                 value += f" on {row.comparison.seeds} seeds"
         parts.append(f"{minus(row.over, row.under)}: {', '.join(filter(None, (value, ruling)))}")
-    corpus = "a larger corpus so far" if primary["lacking"].any() else "a larger corpus"
+    corpus = "the corpus library, so far" if primary["lacking"].any() else "the corpus library"
     planned = {run.hash for run in plan.load({"campaign": "fair"}).planned}
-    parts.append(f"Of {len(planned)} planned runs {runs['hash'].isin(planned).sum()} are here.")
-    return f"Each variant at its own learning rate, 10M on {corpus}. {'. '.join(parts)}"
+    parts.append(f"Of {len(planned)} planned runs, {runs['hash'].isin(planned).sum()} are here.")
+    return f"Each variant has its own learning rate, at 10M on {corpus}. {'. '.join(parts)}"
 
 
 def arm_sections(runs: pd.DataFrame, probes: pd.DataFrame, steps: pd.DataFrame) -> list[Section]:
-    """Arms at 10M on fresh seeds, at the rate of each; none before one has run.
+    """Return the section on all arms at 10M, on fresh seeds; an empty list before any has run.
 
-    Raises InputError where an arm's runs have other rates than its search gave.
+    Raises InputError if the runs of an arm do not have the rate that its search gave.
     """
     fresh = fair.runs_of(runs, "10M")
     for variant, (fitted, _) in fair.fitted_rates(runs).items():
@@ -150,7 +150,7 @@ def arm_sections(runs: pd.DataFrame, probes: pd.DataFrame, steps: pd.DataFrame) 
 
 
 def worth(runs: pd.DataFrame, folder: Path) -> Section | None:
-    """What each arm is worth beside MHA, on fresh seeds."""
+    """Draw the difference of each arm from MHA, on fresh seeds at 10M."""
     fresh, bars = fair.runs_of(runs, "10M"), []
     for name in (name for name in ARMS if name != "mha"):
         if pair := fair.compare_arms(fresh, name, "mha"):
@@ -166,14 +166,14 @@ def worth(runs: pd.DataFrame, folder: Path) -> Section | None:
 
 
 def arm_table(runs: pd.DataFrame, probes: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
-    """A row an arm, the lowest NLL first, with its difference to MHA."""
+    """Return one row per arm, sorted by NLL, with its difference from MHA."""
     curves, rows, means = validation(probes, runs), [], runs.groupby("variant")["nll"].mean()
-    means = means.reindex([name for name in ARMS if name in means])  # of equal ones MHA first
+    means = means.reindex([name for name in ARMS if name in means])  # MHA wins a tie
     for variant in means.sort_values(kind="stable").index:
         arm_runs = runs[runs["variant"] == variant]
         to_mha = None if variant == "mha" else fair.compare_arms(runs, variant, "mha")
         columns = {LESS: to_mha and f"{to_mha.welch:+.4f}", "": to_mha and to_mha.welch, ALIKE: ""}
-        if variant.startswith("full-"):  # MHA with the same additions is an arm, too
+        if variant.startswith("full-"):  # MHA with the same additions is also an arm
             to_alike = fair.compare_arms(runs, variant, variant.replace("full", "mha", 1))
             columns[ALIKE] = f"{to_alike.welch:+.4f}" if to_alike else ""
         speed, rate = throughput(steps, variant, arm_runs["backend"].iloc[0])
@@ -182,12 +182,12 @@ def arm_table(runs: pd.DataFrame, probes: pd.DataFrame, steps: pd.DataFrame) -> 
             minutes = f"{reached / rate / 60:.2f}" if reached else "not reached"
         speeds = {"tokens/s, MHA’s = 1": speed, "GPU minutes": minutes}
         rows.append(arm_row(arm_runs, columns) | speeds)
-    # One corpus and one vocabulary, so that bits tell nothing more.
+    # With one corpus and one vocabulary, bits/character add no information.
     return filled_columns(rows).drop(columns=BITS, errors="ignore")
 
 
 def arm_row(runs: pd.DataFrame, differences: dict[str, object] | None = None) -> dict[str, object]:
-    """A table's row on the runs of one arm. differences: the columns before their NLL."""
+    """Return a table's row for the runs of one arm. differences: columns before the NLL."""
     nll, bits = stats.mean(runs["nll"].dropna()), stats.bits_per_character(runs, "nll").mean()
     return {
         "variant": title(runs["variant"].iloc[0]), "rate": f"{runs['learning_rate'].iloc[0]:.3g}",
@@ -199,7 +199,7 @@ def arm_row(runs: pd.DataFrame, differences: dict[str, object] | None = None) ->
 
 
 def throughput(steps: pd.DataFrame, variant: str, backend: str) -> tuple[str, float | None]:
-    """An arm's tokens/s: over MHA's on cuDNN as text, and alone; from exclusive benchmarks."""
+    """Return an arm's benchmarked tokens/s: relative to MHA's on cuDNN as text, and absolute."""
     rows = steps[(steps["benchmark"] == "matched") & (steps["scale"] == "10M")]
     for _, job_rows in rows[rows["status"] == "PASS"].groupby("hash", sort=False):
         sides = job_rows.set_index(["variant", "backend"])
@@ -212,15 +212,15 @@ def throughput(steps: pd.DataFrame, variant: str, backend: str) -> tuple[str, fl
 
 
 def validation(probes: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
-    """Validation NLL of some runs by tokens, a column an arm and seed; a run that stopped stays
-    where it was."""
+    """Return validation NLL by tokens, one column per arm and seed. A run that stopped keeps its
+    last value."""
     rows = probes.merge(runs[fair.RUN])
     rows = rows[(rows["metric"] == "validation_nll") & np.isfinite(rows["value"])]
     return rows.pivot_table("value", "tokens", ["variant", "seed"]).ffill()
 
 
 def tokens_to_mha(curves: pd.DataFrame, arm: str) -> float | None:
-    """Tokens at which an arm's mean validation NLL is MHA's last, over common seeds, if ever."""
+    """Return when an arm's mean NLL over common seeds reaches MHA's last, in tokens, or None."""
     if not {arm, "mha"} <= set(curves.columns.unique("variant")):
         return None
     seeds = curves[arm].columns.intersection(curves["mha"].columns)
@@ -229,12 +229,12 @@ def tokens_to_mha(curves: pd.DataFrame, arm: str) -> float | None:
 
 
 def p_text(p: float) -> str:
-    """A p value to three digits; a dash where there is none."""
+    """Format a p value to three digits; a dash if there is none."""
     return "< 0.001" if p < 0.0005 else number(p, ".3f")
 
 
 def comparison_columns(comparison: fair.Comparison) -> dict[str, object]:
-    """A table's columns on a comparison; "" holds the estimate that is drawn."""
+    """Return a table's columns for one comparison; "" holds the estimate that is drawn."""
     return {
         "Welch": f"{comparison.welch:+.4f}", "": comparison.welch, "seeds": comparison.seeds,
         "paired": f"{comparison.paired:+.4f}",
@@ -243,7 +243,7 @@ def comparison_columns(comparison: fair.Comparison) -> dict[str, object]:
 
 
 def comparison_sections(runs: pd.DataFrame, family: str) -> list[Section]:
-    """The comparisons of a family, with verdicts; none before a seed of it has run."""
+    """Return the comparisons of a family with verdicts; empty before any of its seeds has run."""
     rows, table = [], fair.comparison_table(runs).query("family == @family")
     for row in table.query("over != '' and under != ''").itertuples():
         columns = {"comparison": minus(row.over, row.under), "verdict": fair.verdict(row)}
@@ -254,7 +254,7 @@ def comparison_sections(runs: pd.DataFrame, family: str) -> list[Section]:
 
 
 def elsewhere(runs: pd.DataFrame) -> list[Section]:
-    """The primary arms in larger models, on more tokens and in smaller updates."""
+    """Return the tables of larger models, more tokens and smaller updates: arms, differences."""
     pairs, arm_rows, pair_rows = fair.primary_pairs(runs), [], []
     pairs += [(under, "mha") for _, under in pairs if under not in ("", "mha")]
     for scale, variation, setting in ELSEWHERE:
@@ -275,7 +275,7 @@ def elsewhere(runs: pd.DataFrame) -> list[Section]:
 
 
 def head_start(runs: pd.DataFrame, probes: pd.DataFrame, folder: Path) -> Section | None:
-    """The primary comparisons against tokens, on both horizons: how much of the end comes early."""
+    """Compare the primary differences during training with those at the end, on both horizons."""
     colours = dict(zip(fair.primary_pairs(runs), (style.RELATION, MUTED), strict=False))
     horizons, rows = [], []
     for horizon, variation in HORIZONS:
@@ -308,9 +308,9 @@ def head_start(runs: pd.DataFrame, probes: pd.DataFrame, folder: Path) -> Sectio
 
 
 def shares_of_the_end(estimates: pd.Series) -> dict[str, str]:
-    """Columns on a difference after 5%, 20% and 50% of its tokens, beside that at the end.
+    """Return columns for a difference after 5%, 20% and 50% of its tokens, and at the end.
 
-    estimates: by training tokens.
+    estimates: indexed by training tokens.
     """
     columns, final, tokens = {}, estimates.iloc[-1], estimates.index.to_numpy()
     for part in (0.05, 0.2, 0.5):
@@ -326,17 +326,17 @@ def shares_of_the_end(estimates: pd.Series) -> dict[str, str]:
 
 
 def rates(runs: pd.DataFrame, folder: Path) -> Iterator[Section]:
-    """The search for each arm's learning rate, a section a scale: rates, and rates-30M."""
+    """Yield the search for each arm's learning rate, one section per scale: rates, rates-30M."""
     runs = runs[runs["variation"].str.startswith("rate")]
     for scale, scale_runs in runs.groupby("scale"):
         name = "rates" if scale == "10M" else f"rates-{scale}"
-        # At 30M each arm tries a rate of its own and the same multiples of it.
+        # At 30M each arm has its own first rate; all arms try the same multiples of it.
         factor, sign = scale_runs["variation"].str.partition("-")[2], "" if scale == "10M" else "×"
         rate = factor.astype(float) if sign else scale_runs["learning_rate"]
         scale_runs = scale_runs.assign(rate=rate)
         by_rate = scale_runs.groupby(["variant", "rate"])
         diverged, counts = by_rate["diverged"].sum().unstack(), by_rate.size().unstack()
-        # No mean of those that survived; a rate that was not tried breaks the line.
+        # No mean for a rate with a diverged run. The line breaks at a rate that was not tried.
         means = by_rate["final_nll"].mean().unstack().where(diverged == 0)
         rows = []
         for variant in (variant for variant in ARMS if variant in means.index):
@@ -353,7 +353,7 @@ def rates(runs: pd.DataFrame, folder: Path) -> Iterator[Section]:
 
 
 def _rate_panels(runs: pd.DataFrame, means: pd.DataFrame, times: float, label: str) -> Figure:
-    """Means by `rate`, a panel for what is added to an arm. times, label: of the axis."""
+    """Draw means by `rate`, one panel per addition. times, label: factor and label of the axis."""
     rates, arms = means.columns, [variant for variant in ARMS if variant in means.index]
     additions = list(dict.fromkeys(variant.partition("-")[2] for variant in arms))
     rows, sharing = math.ceil(len(additions) / 2), {"sharex": True, "sharey": True}
@@ -372,7 +372,7 @@ def _rate_panels(runs: pd.DataFrame, means: pd.DataFrame, times: float, label: s
                 continue
             arm_runs = runs[runs["variant"] == variant]
             ended = arm_runs[~arm_runs["diverged"]]
-            ended = ended[ended.duplicated("rate", keep=False)]  # one run is its own mean
+            ended = ended[ended.duplicated("rate", keep=False)]  # a single run equals the mean
             panel.plot(ended["rate"], ended["final_nll"], ".", alpha=0.4, **look)
             panel.plot(rates, means.loc[variant], "o-", **look)
             for rate in arm_runs.loc[arm_runs["diverged"], "rate"]:

@@ -1,9 +1,8 @@
-"""A table as a declaration, and the cells of all tables: the paper's values beside each setting's.
+"""Declarations of tables, and the cells of all tables: the paper's values and each setting's.
 
-A table is a function under `@table`: it takes the frames of one setting that its parameters name
-and yields the cells that have a value, in the records' unit. tables/<label>.csv has its columns.
-`cells` joins the paper's values by key, converts to the paper's units and adds what is missing,
-with the reason.
+A table is a function under `@table`. Its parameters name frames of one setting. It yields the cells
+that have a value, in the records' unit. tables/<label>.csv declares its columns. `cells` joins the
+paper's values by key, converts to the paper's units and adds missing cells with the reason.
 """
 
 import math
@@ -33,20 +32,20 @@ COLUMNS = [
 
 FOLDER = Path(__file__).parent / "tables"
 NUMBERS = ("value", "sd", "low", "high")
-# Rows of COLUMNS, in the records' unit.
+# Rows with the keys of COLUMNS, in the records' unit.
 Cells = Iterable[dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table, a line of its CSV.
+    """A column of a table, which is a line of the table's CSV.
 
-    column: key of the cells; format: empty for words; unit: where the paper prints no value; of:
-    variants of the runs, or the benchmark, behind it, where neither its key nor its row says so;
-    null: the value of no effect, or the column that holds it; the paper's value counts as agreeing
-    only where our interval excludes the null. shows: "spread" for ±, "interval" for the interval,
-    which is always shown beside a null that is a number. measured: of a benchmark's column, the
-    side, if it is of one, and the field of the records.
+    column: key of the cells. format: empty for words. unit: used if the paper prints no value. of:
+    the variants of the runs, or the benchmark, behind the column, if neither its key nor its row
+    names them. null: the value of no effect, or the column that holds it; the paper's value agrees
+    only if our interval excludes the null. shows: "spread" for ±, "interval" for the interval; a
+    column whose null is a number always shows it. measured: the side, if any, and the field of a
+    benchmark's records.
     """
 
     panel: str
@@ -62,7 +61,7 @@ class Column:
 
 @cache
 def columns(label: str) -> tuple[Column, ...]:
-    """The columns of a table. Raises InputError for a missing CSV or another column or unit."""
+    """Read a table's columns. Raises InputError for a missing CSV, a wrong header or unit."""
     names = list(Column.__dataclass_fields__)
     rows = paper.lines(FOLDER / f"{label}.csv", names[:5], names[5:])
     parsed = []
@@ -75,10 +74,10 @@ def columns(label: str) -> tuple[Column, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """One table. frames: of `Records`, what `compute` takes; the first is what a gap lacks.
+    """One table. frames: fields of `Records` that `compute` takes; a gap lacks the first one.
 
-    rows: of a panel whose rows are not the paper's; scale: of rows that name none; names: labels of
-    rows whose key is none; others are words, as 10M, 42 for 10M/42.
+    rows: of a panel whose rows are not the paper's. scale: of rows that name none. names: labels of
+    rows; a row without one is labelled by its key, such as 10M, 42 for 10M/42.
     """
 
     number: str
@@ -94,7 +93,7 @@ class Table:
 
     @cached_property
     def columns(self) -> dict[str, Column]:
-        """Its columns by key."""
+        """The columns by key."""
         return {column.column: column for column in columns(self.label)}
 
     @property
@@ -104,11 +103,11 @@ class Table:
 
     @property
     def panels(self) -> dict[str, list[Column]]:
-        """Its columns by heading."""
+        """The columns by the heading of their panel."""
         return {k: list(group) for k, group in groupby(columns(self.label), attrgetter("panel"))}
 
     def rows_of(self, panel: str) -> Sequence[str]:
-        """The rows that a panel always shows; further ones are shown where they have cells."""
+        """Return the rows that a panel always shows; other rows show if they have cells."""
         if panel in self.rows or not self.of_paper:
             return self.rows.get(panel, ())
         in_panel = self.printed["column"].isin([column.column for column in self.panels[panel]])
@@ -116,7 +115,7 @@ class Table:
 
 
 def table(number: str, label: str, title: str, **options: Any) -> Callable[[Callable], Table]:
-    """Declare a table: its function's parameters name the frames, its docstring is the caption."""
+    """Declare a table. Its function's parameters name frames; its docstring is the caption."""
 
     def declare(compute: Callable[..., Cells]) -> Table:
         frames, caption = tuple(signature(compute).parameters), " ".join(compute.__doc__.split())
@@ -133,10 +132,9 @@ def cell(
     of: pd.DataFrame | None = None,
     **fields: Any,
 ) -> dict[str, Any]:
-    """One cell, of a value or of an estimate with its interval.
+    """Return one cell for a value, or for an estimate with its interval.
 
-    of: the rows that it rests on; fields: any other of COLUMNS. One with a status other than ok has
-    n = 0.
+    of: the rows behind the cell. fields: other keys of COLUMNS. n is 0 unless the status is ok.
     """
     cell = {"row": row, "column": column, "statistic": "value", "value": value, "by_seed": {}}
     cell |= {"n": int(fields.get("status", "ok") == "ok"), "status": "ok", "reason": ""}
@@ -148,10 +146,10 @@ def cell(
 def means(
     values: pd.DataFrame, statistic: str = "value", seeds: Sequence[int] = (), none="diverged"
 ) -> Cells:
-    """Means over seeds with their 95% t interval; with the statistic `mean` also a row `sd`.
+    """Yield means over seeds with 95% t intervals; for the statistic `mean` also a cell `sd`.
 
-    values: a row a seed with row, column, seed, value and source (a line each);
-    none: what a value of NaN means; seeds: the planned ones, of which a mean says which it lacks.
+    values: one row per seed with row, column, seed, value and source (one source per line). none:
+    the meaning of a NaN. seeds: the planned seeds; the cell's reason names the missing ones.
     """
     for (row, column), group in values.groupby(["row", "column"], sort=False):
         recorded = dict(zip(group["seed"].astype(int), group["value"].astype(float), strict=True))
@@ -173,14 +171,14 @@ def means(
 
 
 def sources(rows: pd.DataFrame) -> tuple[str, ...]:
-    """The distinct sources of some rows."""
+    """Return the distinct sources of some rows."""
     return tuple(dict.fromkeys("\n".join(rows["source"]).splitlines()))
 
 
 def versus(
     values: pd.DataFrame, over: str, under: str, column: str, combine: Callable = operator.sub
 ) -> pd.DataFrame:
-    """Rows as `means` takes them: one column's values less another's, seed by seed."""
+    """Combine two columns seed by seed, by default over − under, into rows for `means`."""
     terms = [values[values["column"] == name] for name in (over, under)]
     pairs = terms[0].merge(terms[1], on=["row", "seed"], suffixes=("", "_under"))
     value = combine(pairs["value"].astype(float), pairs["value_under"].astype(float))
@@ -191,22 +189,22 @@ def versus(
 def ratios(
     values: pd.DataFrame, over: str, under: str, column: str, seeds: Sequence[int] = ()
 ) -> Cells:
-    """Ratios of two columns' means over their common seeds; intervals of the seeds' own ratios."""
+    """Yield ratios of two columns' means over common seeds, with intervals of the seeds' ratios."""
     by_seed = versus(values, over, under, column, operator.truediv)
     for mean in means(by_seed, seeds=seeds):
         common = values[(values["row"] == mean["row"]) & values["seed"].isin(mean["by_seed"])]
         top, bottom = (common[common["column"] == name]["value"].mean() for name in (over, under))
-        # The interval keeps its width and moves to the ratio of the means.
+        # Move the interval to the ratio of the means; keep its width.
         shift = top / bottom - mean["value"]
         yield mean | {end: mean[end] + shift for end in ("value", "low", "high")}
 
 
 def table_cells(table: Table, records: Records) -> pd.DataFrame:
-    """One setting's cells of a table, as COLUMNS, with the paper's values and the gaps.
+    """Return one setting's cells of a table, with COLUMNS, the paper's values and the gaps.
 
-    Values are in `unit`; difference = value - paper_value, of means and single values that belong
-    to no seed; agrees: see Column, None where undecided; scale: the setting's own. Raises
-    InputError where the paper's CSV holds a column that the table has not.
+    Values are in `unit`. difference: value - paper_value; NaN for cells of one seed, deviations and
+    miniatures. agrees: see Column; None if undecided. scale: the setting's own. Raises InputError
+    if the paper's CSV has a row or column that the table lacks.
     """
     try:
         computed = list(table.compute(*(getattr(records, name) for name in table.frames)))
@@ -239,7 +237,7 @@ def table_cells(table: Table, records: Records) -> pd.DataFrame:
 
 
 def _in_units(table: Table, cells: pd.DataFrame) -> pd.DataFrame:
-    """Cells with `unit`, in which their numbers are from here on; shares end at 0 and 100%."""
+    """Add `unit` and convert the numbers to it; clip intervals of shares to 0 to 100%."""
     units = {key: column.unit for key, column in table.columns.items()}
     of_column = cells["column"].map(units).where(cells["row"] != "setting")
     cells["unit"] = cells["unit"].fillna(of_column).fillna("text")
@@ -247,7 +245,7 @@ def _in_units(table: Table, cells: pd.DataFrame) -> pd.DataFrame:
     cells[list(NUMBERS)] = cells[list(NUMBERS)].div(unit_size, axis=0)
     pairs = zip(cells["by_seed"], unit_size, strict=True)
     cells["by_seed"] = [{seed: v / unit for seed, v in values.items()} for values, unit in pairs]
-    if "steps" not in table.frames:  # shares of a whole, unlike differences (+) and rates
+    if "steps" not in table.frames:  # not differences or rates
         shares = [k for k, c in table.columns.items() if c.unit == "%" and "+" not in c.format]
         cut = cells.loc[cells["column"].isin(shares), ["low", "high"]].clip(0, 100)
         cells.loc[cut.index, ["low", "high"]] = cut
@@ -255,8 +253,8 @@ def _in_units(table: Table, cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def _agrees(table: Table, cells: pd.DataFrame) -> pd.Series:
-    """Whether the paper's value lies in our interval; missing where the null does as well."""
-    # The value of no effect, or that of the column which is named.
+    """Return whether our interval holds the paper's value; missing if it also holds the null."""
+    # The value of no effect, or the value in the column that `null` names.
     nulls = cells["column"].map({key: column.null for key, column in table.columns.items()})
     main = cells[cells["statistic"] != "sd"]
     by_key = dict(zip(zip(main["row"], main["column"], strict=True), main["value"], strict=True))
@@ -269,7 +267,7 @@ def _agrees(table: Table, cells: pd.DataFrame) -> pd.Series:
 
 
 def _gaps(table: Table, records: Records, computed: Cells) -> Cells:
-    """Cells of the table's rows and columns that have no value, each with the reason."""
+    """Yield a cell with a reason for each of the table's rows and columns without a value."""
     present = {(each["row"], each["column"]) for each in computed}
     asked = table.printed.groupby(["row", "column"])["statistic"].agg(list).to_dict()
     for panel, columns in table.panels.items():
@@ -288,13 +286,13 @@ def _gaps(table: Table, records: Records, computed: Cells) -> Cells:
 
 
 def seed_of(table: Table, row: str, column: str) -> int | None:
-    """The seed that a row (10M/42, 42) or a column (seed_42) of a table of runs is of."""
+    """Return the seed that a row (10M/42, 42) or column (seed_42) of a table of runs names."""
     parts = (row.rpartition("/")[2], column.removeprefix("seed_"))
     numbers = [int(part) for part in parts if part.isdigit() and table.frames[0] == "runs"]
     return numbers[0] if numbers else None
 
 
 def cells(records: Sequence[Records], tables: Sequence[Table]) -> pd.DataFrame:
-    """The cells of some tables in every setting."""
+    """Return the cells of some tables in every setting."""
     frames = (table_cells(table, each) for table in tables for each in records)
     return pd.concat(frames, ignore_index=True)

@@ -1,4 +1,4 @@
-"""The figures of a report: each a function from a setting's records to a picture."""
+"""The figures of a report. Each is a function that draws the records of one setting."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -7,13 +7,13 @@ from report.data import FRAMES, Records
 from report.figures import quality, structure, systems
 from report.figures.style import Drawing, save, styled
 
-# In the order of the pages; `drawing` declares each.
+# All figures, in the order of the page; `drawing` declares each.
 _MODULES = (quality, structure, systems)
 ALL = [each for module in _MODULES for each in vars(module).values() if type(each) is Drawing]
 
 
 def draw(records: Records, folder: Path) -> list[str]:
-    """Draw every figure that has rows as folder/<name>.svg; returns their names."""
+    """Draw each figure that has rows as folder/<name>.svg. Return the names of those drawn."""
     folder.mkdir(parents=True, exist_ok=True)
     frames = {name: getattr(records, name) for name in FRAMES}
     rescaled = {n: f.assign(scale=f["own_scale"]) for n, f in frames.items() if "own_scale" in f}

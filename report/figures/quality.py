@@ -11,18 +11,18 @@ from report.data import RUN_KEY, Records, counted, title
 from report.figures import style
 from report.figures.style import COLOUR, NAME, drawing, paired, panels
 
-FIRST_SEEDS = 3  # of a scale that are drawn one by one; further pairs stand in the figure of pairs
-LATE = 0.25  # the y axis of a panel spans what comes after this share of the budget
+FIRST_SEEDS = 3  # seeds per scale with a panel each; the figure `pairs` has all pairs
+LATE = 0.25  # y axes span the values after this share of the budget
 
 
 def _limit(axes: Axes, values: np.ndarray) -> None:
-    """End a panel a little beyond the values."""
+    """Set the y limits a little beyond the values."""
     low, high = np.nanmin(values), np.nanmax(values)
     axes.set_ylim(low - 0.06 * (high - low), high + 0.06 * (high - low))
 
 
 def _passes(axes: Axes, runs: pd.DataFrame) -> None:
-    """A dotted line where the runs begin to read their corpus again."""
+    """Draw a dotted line at each end of a pass over the corpus."""
     for run in runs[runs["epochs"] > 0].head(1).to_dict("records"):
         for epoch in range(1, int(run["epochs"]) + 1):
             place = epoch * run["trained_tokens"] / run["epochs"]
@@ -30,16 +30,16 @@ def _passes(axes: Axes, runs: pd.DataFrame) -> None:
 
 
 def _logged(records: Records) -> pd.DataFrame:
-    """The pairs of the first seeds of every scale, where the losses of both were logged."""
+    """Return the pairs of each scale's first seeds that have logged losses for both runs."""
     runs = paired(records.runs.merge(records.losses[RUN_KEY].drop_duplicates()), "seed")
     return runs[runs.groupby("scale")["seed"].rank("dense") <= FIRST_SEEDS]
 
 
 @drawing("loss-curves", "Training loss", _logged)
 def loss_curves(runs: pd.DataFrame, records: Records) -> Figure:
-    """Training loss of every pair, trailing mean over a share of the budget (Table 2 names it). The
-    y axis spans what follows the first quarter. Dashed: MHA’s final smoothed loss; the circle is
-    where Relation first reaches it. Dotted: the end of a pass over the corpus."""
+    """Training loss of each pair, as a trailing mean over a share of the budget (see Table 2). The
+    y axis spans the values after the first quarter. Dashed: MHA’s final smoothed loss. Circle:
+    Relation first reaches that loss. Dotted: the end of a pass over the corpus."""
     logs = dict(list(records.losses.groupby(["scale", "seed", "variant"])))
     rows = runs.groupby("scale")["seed"].nunique().max()
     labels = ["loss (nat/token)"] * rows
@@ -86,8 +86,8 @@ def _validated(records: Records) -> pd.DataFrame:
 
 @drawing("validation-curves", "Validation NLL while training", _validated)
 def validation_curves(rows: pd.DataFrame, records: Records) -> Figure:
-    """Above, MHA and Relation, thin by seed and thick the mean; below, the difference of each pair
-    and its mean. The y axes span what follows the first quarter of the budget."""
+    """Top: MHA and Relation. Bottom: Relation − MHA. Thin lines are seeds, thick lines the mean
+    over seeds. The y axes span the values after the first quarter of the budget."""
     labels = ("validation NLL\n(nat/token)", "Relation − MHA\n(nat/token)")
     figure, columns = panels(rows, 4.2, labels, "training tokens", sharex="col")
     for scale, scale_rows, (above, below) in columns:
@@ -95,7 +95,7 @@ def validation_curves(rows: pd.DataFrame, records: Records) -> Figure:
         arms = {v: arm.pivot_table("value", "tokens", "seed") for v, arm in arms.items()}
         late = LATE * scale_rows["tokens"].max()
         for variant, by_seed in arms.items():
-            dash = style.DASHES if variant == "full" else "-"  # the two may lie on one another
+            dash = style.DASHES if variant == "full" else "-"  # the two lines may coincide
             style.seeds_and_mean(above, by_seed, variant, linestyle=dash)
         ends = [by_seed[by_seed.index >= late].to_numpy().ravel() for by_seed in arms.values()]
         _limit(above, np.concatenate(ends))
@@ -113,8 +113,8 @@ def validation_curves(rows: pd.DataFrame, records: Records) -> Figure:
     "pairs", "Validation NLL by pair", lambda r: paired(r.runs.dropna(subset="final_nll"), "seed")
 )
 def pairs(runs: pd.DataFrame, records: Records) -> Figure:
-    """Final validation NLL; a line joins the two runs of a seed. Titles give Relation − MHA with
-    its 95% interval over pairs."""
+    """Final validation NLL. A line joins the two runs of a seed. Titles give the mean of Relation
+    − MHA with its 95% interval over pairs."""
     figure, columns = panels(runs, 2.9, ["final validation NLL (nat/token)"], "")
     for scale, scale_runs, (panel,) in columns:
         wide = scale_runs.pivot_table("final_nll", "seed", "variant")
@@ -132,7 +132,7 @@ def pairs(runs: pd.DataFrame, records: Records) -> Figure:
 
 
 def _less_full(records: Records) -> pd.DataFrame:
-    """Final NLL less Full Relation's of the same seed: scale, variant, difference; a row a run."""
+    """Return each run's final NLL minus Full Relation's of its seed, in column `difference`."""
     runs = records.runs
     full = runs[runs["variant"] == "full"].drop_duplicates(["scale", "seed"])
     others = runs[runs["variant"] != "full"]
@@ -141,10 +141,10 @@ def _less_full(records: Records) -> pd.DataFrame:
     return others.assign(difference=difference).dropna(subset="difference")
 
 
-@drawing("variants", "Variants beside Full Relation", _less_full)
+@drawing("variants", "Variants compared with Full Relation", _less_full)
 def variants(rows: pd.DataFrame, records: Records) -> Figure:
-    """Final validation NLL less Full Relation’s of the same seed: means with 95% intervals, small
-    points seeds, diamonds the paper’s values."""
+    """Final validation NLL minus Full Relation’s of the same seed: means with 95% intervals. Small
+    points: seeds. Diamonds: the paper’s values."""
     bars = []
     for scale in style.scales_of(rows):
         for variant, group in rows[rows["scale"] == scale].groupby("variant"):
@@ -152,5 +152,5 @@ def variants(rows: pd.DataFrame, records: Records) -> Figure:
             name, points = f"{scale}, {title(variant)}, n = {len(group)}", group["difference"]
             look = {"points": points, "colour": COLOUR.get(variant, style.RELATION)}
             bars.append(style.Bar(name, stats.mean(points), printed, **look))
-    label = "final validation NLL less Full Relation’s of the same seed (nat/token)"
+    label = "final validation NLL − Full Relation’s of the same seed (nat/token)"
     return style.forest(bars, label, style.WIDTH)

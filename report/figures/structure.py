@@ -19,7 +19,7 @@ PERCENT = PercentFormatter(1.0, decimals=0)
 
 
 def _by_seed(rows: pd.DataFrame, metric: str) -> dict[str, pd.DataFrame]:
-    """By variant, a metric with a row a layer and a column a seed."""
+    """Return a metric by variant: a frame with one row per layer and one column per seed."""
     by_variant = rows[rows["metric"] == metric].groupby("variant")
     return {variant: arm.pivot_table("value", "layer", "seed") for variant, arm in by_variant}
 
@@ -29,19 +29,19 @@ def _curves(curve: str) -> Callable[[Records], pd.DataFrame]:
 
 
 def _mean(rows: pd.DataFrame) -> np.ndarray:
-    """The mean of curves of one length, (K,)."""
+    """Return the mean (K,) of curves of the same length K."""
     return np.mean(np.stack(list(rows["values"])), axis=0)
 
 
 def _diagnosed(records: Records) -> pd.DataFrame:
-    """Every diagnosed variant at the scales that have the pair."""
+    """Return all diagnosed variants at the scales that have both MHA and Relation."""
     return records.flow[records.flow["scale"].isin(paired(records.flow)["scale"])]
 
 
 @drawing("flow-by-layer", "Flow and effective rank by layer", _diagnosed)
 def flow_by_layer(rows: pd.DataFrame, records: Records) -> Figure:
-    """Self flow of Relation and diagonal flow of MHA, the effective rank of either flow, and the
-    ratio of the ranks: means over seeds, points are seeds."""
+    """Top: Self flow of Relation and diagonal flow of MHA. Middle: effective rank of each flow.
+    Bottom: ratio of the two ranks. Lines are means over seeds, points are seeds."""
     layers = stats.pooled(rows, ["scale", "variant", "seed", "metric", "layer"])
     shape = {"sharex": "col", "sharey": "row", "height_ratios": (3, 3, 2)}
     labels = ("Self / diagonal flow", "effective rank", "rank, Relation\nover MHA")
@@ -66,9 +66,9 @@ def _first_layer(records: Records) -> pd.DataFrame:
 
 @drawing("first-layer", "The first layer while training", _first_layer)
 def first_layer(rows: pd.DataFrame, records: Records) -> Figure:
-    """Self flow of Relation’s first layer and the diagonal of MHA’s, and the effective rank of
-    either flow, on the validation text that is read while training; thin by seed, thick the mean.
-    Dashed: 20%, from which on the layer is an anchor."""
+    """Top: Self flow of Relation’s first layer and diagonal flow of MHA’s. Bottom: effective rank
+    of each flow. Both are measured during training on validation text. Thin lines are seeds, thick
+    lines their mean. Dashed: at 20% or more, the layer is an anchor."""
     labels, shape = ("Self / diagonal flow", "effective rank"), {"sharex": "col", "sharey": "row"}
     figure, columns = panels(rows, 4.2, labels, "training tokens", **shape)
     for _, scale_rows, panels_of_scale in columns:
@@ -86,7 +86,7 @@ def first_layer(rows: pd.DataFrame, records: Records) -> Figure:
 @drawing("flow-maps", "Flow maps", lambda r: paired(r.maps))
 def flow_maps(rows: pd.DataFrame, records: Records) -> Figure:
     """Flow between blocks of tokens on the first diagnosed sequence, mean over heads. A row shows
-    where its tokens draw from and sums to 1; colours are logarithmic from 1/100,000 to 1."""
+    the sources of its tokens and sums to 1. Colours are logarithmic from 1/100,000 to 1."""
     models = [(scale, variant) for scale in style.scales_of(rows) for variant in PAIRED]
     figure, axes = style.grid(len(models), MAP_LAYERS, 1.5 * len(models))
     for axis in axes.flat:
@@ -113,8 +113,8 @@ def flow_maps(rows: pd.DataFrame, records: Records) -> Figure:
 
 @drawing("flow-spectra", "Spectra of the flow", _curves("sigma"))
 def spectra(rows: pd.DataFrame, records: Records) -> Figure:
-    """Singular values of the flow, means over sequences, heads and seeds: the first layer’s bold,
-    the others thin."""
+    """Singular values of the flow, means over sequences, heads and seeds. Bold: the first layer.
+    Thin: the other layers."""
     figure, columns = panels(rows, 2.8, ["k-th singular value"], "k", sharey="row")
     for _, scale_rows, (panel,) in columns:
         for variant in PAIRED:
@@ -124,16 +124,16 @@ def spectra(rows: pd.DataFrame, records: Records) -> Figure:
                 line = {"linewidth": 1.8} if layer == 0 else {"linewidth": 0.6, "alpha": 0.5}
                 panel.plot(np.arange(1, len(values) + 1), values, **style.look(variant), **line)
         panel.set_yscale("log")
-        panel.set_ylim(bottom=1e-5, auto=True)  # below, FP32 has little to say
+        panel.set_ylim(bottom=1e-5, auto=True)  # smaller values are mostly FP32 rounding
     return figure
 
 
 def _beyond(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """By variant, the mass beyond each distance from 1 on, a column a seed."""
+    """Return, by variant, the mass beyond each distance >= 1, with one column per seed."""
     masses = {}
     for variant in PAIRED:
         seeds = rows[rows["variant"] == variant].groupby("seed")
-        # Mass at each distance, (T,), to the mass beyond it; distance 0 is no history.
+        # From the mass at each distance (T,) to the mass beyond it. Distance 0 is not history.
         tails = {s: np.append(_mean(group)[::-1].cumsum()[::-1][1:], 0.0) for s, group in seeds}
         masses[variant] = pd.DataFrame(tails)[1:]
     return masses
@@ -141,7 +141,7 @@ def _beyond(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
 @drawing("history-by-distance", "History by distance", _curves("distance"))
 def history(rows: pd.DataFrame, records: Records) -> Figure:
-    """Historical flow beyond every distance, conditioned on history, and Relation’s less MHA’s.
+    """Top: historical flow beyond each distance, conditioned on history. Bottom: Relation − MHA.
     Dashed: the distances of the tables, an eighth, a quarter and half of the sequence."""
     labels = ("historical mass\nbeyond d", "Relation − MHA\n(pp)")
     shape = {"sharex": "col", "height_ratios": (3, 2)}

@@ -1,4 +1,4 @@
-"""One look for all figures: the type and colours of the pages, light and dark."""
+"""The style of all figures: the pages' fonts and colours, light and dark."""
 
 import io
 import re
@@ -33,19 +33,19 @@ _FURTHER = cycle(f"#{each}" for each in (*_FURTHER.split(), "6b6ecf", "c49c94"))
 COLOUR |= {name: next(_FURTHER) for name in VARIANTS if name not in COLOUR}
 NAME = {name: one.title for name, one in VARIANTS.items()} | OPERATORS | {"full": "Relation"}
 SHEET = Path(__file__).with_name("page.mplstyle")
-WIDTH, NARROW = 8.4, 4.6  # inches, of the page and of what a telephone shows whole
+WIDTH, NARROW = 8.4, 4.6  # inches: the page's width, and a width that fits a telephone
 DASHES = (0, (4, 3))
 
-# Browsers set the text in the page's type; the style sheet's DejaVu Sans only reserves the room.
+# Browsers show the text in the page's font; DejaVu Sans of the style sheet only reserves space.
 _PAGE_TYPE = 'Inter, -apple-system, "Segoe UI", "Helvetica Neue", "Noto Sans", sans-serif'
-# An SVG is an image of its own, so it carries its own dark scheme.
+# An SVG in <img> does not see the page's CSS, so it has its own dark scheme.
 _DARK = {INK: "#e4e4e0", MUTED: "#9da0a6", HAIR: "#35373c", PAPER: "#141518"}
 _DARK[MHA.lower()] = "#4aa3df"
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure: its heading, its caption, the rows of a setting's records, and what draws them."""
+    """A figure. choose: selects the rows of a setting's records; draw: draws them."""
 
     name: str
     heading: str
@@ -55,9 +55,9 @@ class Drawing:
 
 
 def drawing(name: str, heading: str, choose: Callable[[Records], pd.DataFrame]) -> Callable:
-    """Declare a figure: a function from rows and records, whose docstring is the caption.
+    """Declare a function of rows and records as a figure. Its docstring is the caption.
 
-    choose: the rows that it draws; without any, the figure is left out.
+    choose: selects the rows to draw. If there are none, the figure is left out.
     """
 
     def declare(draw: Callable[[pd.DataFrame, Records], Figure]) -> Drawing:
@@ -67,15 +67,15 @@ def drawing(name: str, heading: str, choose: Callable[[Records], pd.DataFrame]) 
 
 
 def styled():
-    """The project's look as a context manager, for figures that are drawn and written inside it."""
+    """Return a context manager that sets the project's style. Draw and save figures inside it."""
     sheet = matplotlib.rc_params_from_file(SHEET, use_default_template=False)
     return matplotlib.rc_context({**matplotlib.rcParamsDefault, **sheet})
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure as SVG with the page's type and a dark scheme; equal figures, equal bytes.
+    """Write a figure as SVG with the page's fonts and a dark scheme; equal figures, equal bytes.
 
-    What has a label in any panel stands in one legend above all.
+    One legend above the panels has all their labels.
     """
     named = {}
     for panel in figure.axes:
@@ -103,19 +103,19 @@ def save(figure: Figure, path: Path) -> None:
 def grid(
     rows: int, columns: int, height: float, width: float = WIDTH, **options
 ) -> tuple[Figure, np.ndarray]:
-    """A figure, `width` x `height` inches, with rows x columns axes (2-D array)."""
+    """Return a figure of `width` x `height` inches and its axes, an array (rows, columns)."""
     figure = Figure(figsize=(width, height))
     return figure, figure.subplots(rows, columns, squeeze=False, **options)
 
 
 def plot(height: float, width: float = NARROW) -> tuple[Figure, Axes]:
-    """A figure of one panel, by default narrow enough for a telephone."""
+    """Return a figure of one panel, by default narrow enough for a telephone, and its axes."""
     figure, axes = grid(1, 1, height, width)
     return figure, axes[0, 0]
 
 
 def scales_of(rows: pd.DataFrame) -> list[str]:
-    """The scales of a frame, smallest first: 10M, 30M, 100M, 100M28pc; others by name, last."""
+    """Return a frame's scales: 10M, 30M, 100M, 100M28pc by size, then other names."""
     return sorted(rows["scale"].unique(), key=lambda name: (data.scale_order(name), name))
 
 
@@ -123,10 +123,10 @@ def panels(
     rows: pd.DataFrame, height: float, labels: Sequence[str], along: str, by: str = "scale",
     title: str = "{}", **options,
 ) -> tuple[Figure, list[tuple[str, pd.DataFrame, np.ndarray]]]:  # fmt: skip
-    """A figure with a column of panels a scale, and each column's scale, rows and axes.
+    """Return a figure with one column of panels per scale, and each column's scale, rows and axes.
 
-    labels: of the y axes, a row of panels each; along: of the x axis; by: another column than the
-    scale.
+    labels: of the y axes, one per row of panels. along: label of the x axis. by: the frame's
+    column that makes the columns of panels.
     """
     values = scales_of(rows) if by == "scale" else sorted(rows[by].unique())
     figure, axes = grid(len(labels), len(values), height, **options)
@@ -139,19 +139,19 @@ def panels(
 
 
 def paired(rows: pd.DataFrame, *keys: str) -> pd.DataFrame:
-    """The rows of MHA and Relation at scales (and seeds, if `keys` names them) that have both."""
+    """Return the rows of MHA and Relation at the scales (and other `keys`) that have both."""
     rows = rows[rows["variant"].isin(PAIRED)]
     return rows[rows.groupby(["scale", *keys])["variant"].transform("nunique") == 2]
 
 
 def look(variant: str) -> dict[str, str]:
-    """Colour of what belongs to a variant, and its name for the legend."""
+    """Return the colour of a variant and its name in the legend."""
     return {"color": COLOUR.get(variant, MUTED), "label": NAME.get(variant, variant)}
 
 
 def seeds_and_mean(axes: Axes, curves: pd.DataFrame, variant="", points=False, **options) -> None:
-    """A thin line (or points) for each column of `curves`, a seed, and the mean over them; grey
-    where they are of no variant."""
+    """Draw a thin line (or points) for each column of `curves`, which is a seed, and their mean.
+    Curves without a variant are grey."""
     curves, colour = curves.dropna(axis=1, how="all"), look(variant)["color"]
     thin = {"marker": "o", "linestyle": "", "markersize": 3} if points else {"linewidth": 0.6}
     axes.plot(curves.index, curves, color=colour, alpha=0.35, **thin)
@@ -160,26 +160,26 @@ def seeds_and_mean(axes: Axes, curves: pd.DataFrame, variant="", points=False, *
 
 
 def counts(axis) -> None:
-    """Round counts on an axis."""
+    """Format an axis with rounded counts, such as 150M."""
     axis.set_major_locator(MaxNLocator(4))
     axis.set_major_formatter(lambda count, _: data.rounded(count))
 
 
 def doublings(axes: Axes, places: list[int]) -> None:
-    """A logarithmic x axis with ticks at `places`."""
+    """Make the x axis logarithmic, with ticks at `places`."""
     axes.set_xscale("log", base=2)
     axes.set_xticks(places, [f"{place:,}" for place in places])
     axes.xaxis.set_minor_locator(NullLocator())
 
 
 def annotate(axes: Axes, place: tuple[float, float], text: str, **options) -> None:
-    """A word right of a point; `options` are those of `Axes.annotate`."""
+    """Write a text right of a point. options: arguments of `Axes.annotate`."""
     look = {"xytext": (4, 0), "textcoords": "offset points", "va": "center", "fontsize": 7.5}
     axes.annotate(text, place, **{**look, **options})
 
 
 def sideways(axes: Axes, names: list[str]) -> None:
-    """Make a panel one of horizontal rows, named at the left, the first on top."""
+    """Turn a panel into horizontal rows with names at the left, the first on top."""
     axes.grid(axis="x")
     axes.grid(visible=False, axis="y")
     axes.set_yticks(range(0, -len(names), -1), names)
@@ -188,8 +188,8 @@ def sideways(axes: Axes, names: list[str]) -> None:
 
 @dataclass(frozen=True)
 class Bar:
-    """A row of a forest plot. printed: the paper's value; points: the values behind a mean; kind:
-    what its colour stands for, in the legend."""
+    """A row of a forest plot. printed: the paper's value. points: the values behind a mean. kind:
+    the legend's name for the colour."""
 
     name: str
     estimate: Estimate
@@ -200,9 +200,9 @@ class Bar:
 
 
 def forest(bars: Sequence[Bar], label: str, width: float = NARROW, margin: float = 0) -> Figure:
-    """Differences with their intervals, each below its name and its value in words.
+    """Draw differences with their intervals, each below its name and its value as text.
 
-    margin: around zero, what counts as equivalent.
+    margin: differences within ±margin count as equivalent.
     """
     figure, axes = plot(0.4 * len(bars) + 0.9, width)
     sideways(axes, [""] * len(bars))
@@ -210,7 +210,7 @@ def forest(bars: Sequence[Bar], label: str, width: float = NARROW, margin: float
     placing = {"xycoords": ("axes fraction", "data"), "xytext": (0, 9)}
     for place, bar in enumerate(bars):
         estimate, points = bar.estimate, list(bar.points)
-        look, zero = {"color": bar.colour}, (-place - 0.5, -place + 0.15)  # clear of the words
+        look, zero = {"color": bar.colour}, (-place - 0.5, -place + 0.15)  # clear of the text
         axes.plot((0, 0), zero, color=MUTED, linewidth=0.8, zorder=1)
         axes.plot(points, [-place] * len(points), "o", markersize=3, alpha=0.35, **look)
         axes.plot((estimate.low, estimate.high), (-place, -place), **look)

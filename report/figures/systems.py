@@ -10,16 +10,16 @@ from report.data import Records
 from report.figures import style
 from report.figures.style import COLOUR, NAME, drawing, grid, panels
 
-# The operators of the complexity's rows, and the models whose tokens are decoded; states that
-# agree lie on one another, so that the earlier ones are wider and stay visible as a rim.
+# Line widths by operator of the benchmark `complexity`. Lines of equal state sizes coincide, so
+# earlier operators have wider lines, which stay visible. DECODED: models of the benchmark `decode`.
 WIDTHS = {"mha": 5.0, "full-reference": 3.2, "full-flash": 1.4, "linear": 1.4}
 DECODED = ("mha", "full", "linear")
 
 
 @drawing("scaling", "Cost against the context", lambda r: r.complexity)
 def scaling(rows: pd.DataFrame, records: Records) -> Figure:
-    """Batch 1: forward and backward of one layer’s operator, its decode state, and a token decoded
-    by the whole model. Bands are 95% intervals."""
+    """At batch 1: the time of forward and backward of one layer’s operator, the size of its decode
+    state, and the time to decode one token with the whole model. Bands are 95% intervals."""
     figure, axes = grid(1, 3, 3.4)
     time, state, token = axes[0]
     for operator, width in WIDTHS.items():
@@ -58,19 +58,19 @@ def scaling(rows: pd.DataFrame, records: Records) -> Figure:
 
 
 def _curves(panel: Axes, rows: pd.DataFrame, by: str, along: str, value: str) -> None:
-    """The mean of each group along something."""
+    """Draw the mean of `value` along a column, one line for each group of `by`."""
     for name, group in rows.groupby(by):
         mean = group.groupby(along)[value].mean()
         look = style.look(name)
-        look |= {"linestyle": style.DASHES} if name == "hybrid" else {}  # may lie on Relation's
+        look |= {"linestyle": style.DASHES} if name == "hybrid" else {}  # may overlap Relation's
         panel.plot(mean.index, mean, marker="o", markersize=3, **look)
 
 
 @drawing("length", "Texts longer than trained", lambda r: stats.length_cost(r.lengths))
 def lengths(rows: pd.DataFrame, records: Records) -> Figure:
-    """Validation NLL by position in long windows, less that of the same tokens in windows as long
-    as trained; means over seeds."""
-    labels = ["NLL less that in trained windows\n(nat/token)"]
+    """Validation NLL by position in long windows, minus the NLL of the same tokens in windows of
+    the trained length. Lines are means over seeds."""
+    labels = ["NLL − NLL in trained windows\n(nat/token)"]
     figure, columns = panels(rows, 2.8, labels, "position (tokens)")
     for _, scale_rows, (panel,) in columns:
         _curves(panel, scale_rows[scale_rows["first"] > 0], "variant", "first", "value")
@@ -81,8 +81,8 @@ def lengths(rows: pd.DataFrame, records: Records) -> Figure:
 
 @drawing("recall", "Associative recall", lambda r: stats.recall_shares(r.recall).reset_index())
 def recall(rows: pd.DataFrame, records: Records) -> Figure:
-    """Share of queries answered by two layers of each mixer, at the learning rate chosen for each
-    width; means over seeds."""
+    """Share of queries that a model of two layers answers, by mixer. Each width has the learning
+    rate chosen for it. Lines are means over seeds."""
     layout = {"by": "length", "title": "T = {}", "sharey": "row"}
     figure, columns = panels(rows, 2.6, ["queries answered"], "width d", **layout)
     for _, length_rows, (panel,) in columns:

@@ -1,4 +1,4 @@
-"""The tables: the paper's seventeen in its order, and those beyond it. A new one is one module."""
+"""The paper's seventeen tables in its order, then further tables. A new table is a new module."""
 
 from importlib import import_module
 from pkgutil import iter_modules

@@ -6,25 +6,25 @@ from relation.variants import ABLATIONS, VARIANTS
 from report.table import Cells, cell, means, table, versus
 from report.tables.quality import epochs, nll
 
-# Columns of Table 3.
+# The columns of Table 3.
 PRINTED = ("full", "exchange-only", "raw-x", "no-count", "single-head")
 NAMES = {name: VARIANTS[name].title for name in ("full", *ABLATIONS)}
 
 
 def ablation_runs(runs: pd.DataFrame) -> pd.DataFrame:
-    """Full Relation and its ablations at 10M, in the seeds of the matrix."""
+    """Return the runs of Full Relation and its ablations at 10M, on the matrix's seeds."""
     chosen = runs["variant"].isin(["full", *ABLATIONS]) & (runs["scale"] == "10M")
     return runs[chosen & ~runs["further"]]
 
 
 def differences(runs: pd.DataFrame) -> pd.DataFrame:
-    """Each variant's NLL less Full Relation's, seed by seed: row "delta", column delta.VARIANT."""
+    """Return each variant's NLL − Full Relation's by seed, in row "delta", column delta.VARIANT."""
     values = nll(runs.assign(row="delta"), "row")
     return pd.concat([versus(values, name, "full", f"delta.{name}") for name in ABLATIONS])
 
 
 def other_backends(runs: pd.DataFrame) -> Cells:
-    """Which variants another backend computes than Full Relation, in the row "setting"."""
+    """Yield, in the row "setting", the variants that ran on another backend than Full Relation."""
     usual = set(runs[runs["variant"] == "full"]["backend"])
     others = runs[~runs["backend"].isin(usual)].drop_duplicates(["variant", "backend"])
     names = [f"{run['variant']} on {run['backend']}" for run in others.to_dict("records")]
@@ -37,9 +37,8 @@ def other_backends(runs: pd.DataFrame) -> Cells:
     names={"nll": "NLL ↓", "delta": "Δ vs Full"},
 )  # fmt: skip
 def structural_ablations(runs: pd.DataFrame) -> Cells:
-    """Structural ablations of Full Relation at 10M; NLL is mean ± sample standard deviation over
-    seeds, Δ the mean over paired seeds of the difference to Full Relation, with its 95%
-    interval."""
+    """Structural ablations of Full Relation at 10M. NLL: mean ± sample standard deviation over
+    seeds. Δ: mean difference from Full Relation over paired seeds, with its 95% interval."""
     runs = ablation_runs(runs)
     printed = runs[runs["variant"].isin(PRINTED)]
     seeds = sorted(runs["seed"].unique())
@@ -51,9 +50,9 @@ def structural_ablations(runs: pd.DataFrame) -> Cells:
 
 @table("13", "app-ablation", "Structural ablations by seed", scale="10M", names=NAMES)
 def ablation_seeds(runs: pd.DataFrame) -> Cells:
-    """Final validation NLL of every structural ablation run at 10M; Δ is the mean paired
-    difference, with its 95% interval over seeds. Our seeds are not the paper's, and are not
-    set against them."""
+    """Final validation NLL of every structural ablation at 10M. Δ is the mean paired difference
+    from Full Relation, with its 95% interval over seeds. Our seeds are not the paper's, so their
+    values are not compared one by one."""
     runs = ablation_runs(runs)
     seeds = sorted(runs["seed"].unique())
     of_seeds = runs.assign(column="seed_" + runs["seed"].astype(str))
@@ -63,14 +62,14 @@ def ablation_seeds(runs: pd.DataFrame) -> Cells:
     of_variants = delta["column"].str.removeprefix("delta.")
     yield from means(delta.assign(row=of_variants, column="delta"), seeds=seeds)
     if len(delta):
-        yield cell("full", "delta", text="—")  # less itself
+        yield cell("full", "delta", text="—")  # Full Relation minus itself
     yield from epochs(runs, "variant")
     yield from other_backends(runs)
 
 
 @table("14", "app-hybrid", "Hybrid Relation by seed", scale="30M", names={"mean": "Mean ± SD"})
 def hybrid_seeds(runs: pd.DataFrame) -> Cells:
-    """Final validation NLL of the Hybrid, three Full layers among nine Linear in the paper."""
+    """Final validation NLL of the Hybrid: in the paper, three Full and nine Linear layers."""
     chosen = (runs["variant"] == "hybrid") & (runs["scale"] == "30M") & ~runs["further"]
     runs = runs[chosen].assign(column="nll", row="mean")
     yield from means(nll(runs.assign(row=runs["seed"].astype(str)), "row", "column"))

@@ -14,13 +14,13 @@ from report.tables.systems import condition_cells, failure
 
 NAMES = {**OPERATORS, "mha": "MHA / FlashAttention", "full": "Full / FlashRelation"}
 NAMES |= {f"decode-{name}": f"{variant.title}, decoding" for name, variant in VARIANTS.items()}
-# The model of the benchmark `decode` whose tokens an operator's are: kernels of their own decode
-# them, so that the materialised backend has none.
+# The model of the benchmark `decode` for each operator. Separate kernels decode tokens, so the
+# materialised backend has no model there.
 DECODES = {"mha": "mha", "full-flash": "full", "linear": "linear"}
 ROWS = {"mha": ("mha",), "full": ("full-flash", "full-reference"), "linear": ("linear",)}
-# An exponent is fitted where time is so many times that of the smallest T, to so many contexts.
+# A fit uses times of at least GROWN times the smallest T's, at FEWEST_POINTS contexts or more.
 GROWN, FEWEST_POINTS = 5, 3
-# A wider 95% interval holds two powers of T at once and tells them not apart.
+# A wider 95% interval cannot tell neighbouring powers of T apart.
 WIDEST_INTERVAL = 1.0
 
 
@@ -29,13 +29,13 @@ WIDEST_INTERVAL = 1.0
 def complexity_table(
     complexity: pd.DataFrame, decode: pd.DataFrame, precision: Sequence[str]
 ) -> Cells:
-    """Cost of the token-mixing core, the sequential operations of its direct form, and the
-    history it keeps while decoding. Ours are powers of T fitted to the points whose time is at
-    least five times that of the smallest T, with the 95% interval of the fit of log time on log T;
-    timed are forward and backward of one layer's operator on one sequence. Fewer than three such
-    points, or an interval wider than 1, leave a power undetermined. Decode state is the size of
-    the tensors that the next token needs; a token is decoded by the whole model, batch 1, at the
-    first and the last T. Many rows are the largest batch asked for."""
+    """Cost of the token-mixing core, the sequential operations of its direct form, and the history
+    it keeps while decoding. We time forward and backward of one layer's operator on one sequence,
+    and fit a power of T (log time on log T, with its 95% interval) to the points that take at least
+    five times as long as the smallest T. With fewer than three such points, or an interval wider
+    than 1, the power is undetermined. Decode state is the size of the tensors that the next token
+    needs. Decoding times are of the whole model, for one token at batch 1, at the first and the
+    last T. Many rows: the largest batch that was tried."""
     powers = {}  # by operator and column
     for operator in OPERATORS:
         rows = complexity.query("operator == @operator").sort_values("context")
@@ -48,7 +48,7 @@ def complexity_table(
         yield cell(row, "sequential", status="no counterpart", reason=why)
         for column, quantity in (("complexity", "time_exponent"), ("state", "state_exponent")):
             exponents = [powers[key] for name in candidates if (key := (name, quantity)) in powers]
-            # Of the first operator that has one; else why the first has none.
+            # From the first operator that has a power; else the first operator's reason.
             exponents.sort(key=lambda each: each["status"] != "ok")
             yield from (_in_words(row, column, each) for each in exponents[:1])
     for model, tokens in decode.query("measure == 'token'").groupby("model", sort=False):
@@ -64,10 +64,10 @@ def complexity_table(
 
 
 def _exponents(operator: str, rows: pd.DataFrame) -> Cells:
-    """Powers of T fitted to an operator's times and to its decode state. rows: by context.
+    """Yield powers of T fitted to an operator's times and to its decode state. rows: by context.
 
-    Fitted are times of at least GROWN times that of the smallest T: below that, what does not
-    depend on T, such as launching kernels, is a part of them.
+    The fit uses only times of at least GROWN times the smallest T's. Shorter times contain a large
+    part that does not depend on T, such as launches.
     """
     passed = rows[rows["seconds"].notna()]
     grew = passed["seconds"] / passed["seconds"].iloc[:1].sum()
@@ -95,14 +95,14 @@ def _exponents(operator: str, rows: pd.DataFrame) -> Cells:
         yield cell(operator, "contexts", text=_range(fitted["context"]), of=rows)
     state = rows[rows["decode_state_bytes"].astype(float) > 0]
     fit = stats.power_fit(state["context"].tolist(), state["decode_state_bytes"].tolist())
-    if fit is not None:  # bytes have no noise, and so no interval
+    if fit is not None:  # bytes have no noise, so there is no interval
         yield cell(operator, "state_exponent", fit.value, n=fit.n, of=rows)
 
 
 def _decode_cells(operator: str, rows: pd.DataFrame, decode: pd.DataFrame) -> Cells:
-    """The time to decode one token at the first and the last context.
+    """Yield the time to decode one token at the first and the last context.
 
-    Of the benchmark `decode`; in a campaign from before there was one, of the complexity's rows.
+    It comes from the benchmark `decode`; in campaigns older than that, from `complexity`.
     """
     why = "timed by the benchmark complexity, launches included, before decoding had its own"
     if len(decode):
@@ -123,7 +123,7 @@ def _decode_cells(operator: str, rows: pd.DataFrame, decode: pd.DataFrame) -> Ce
 
 
 def _batch_cells(row: str, tokens: pd.DataFrame) -> Cells:
-    """Tokens of the largest batch of one model at its first and its last context."""
+    """Yield decoding time and rate of a model's largest batch at its first and last context."""
     rows = tokens[tokens["batch"] == tokens["batch"].max()].sort_values("context")
     yield cell(row, "rows", float(rows["batch"].iloc[0]), of=rows)
     for end, at in (("first", rows.iloc[0]), ("last", rows.iloc[-1])):
@@ -135,7 +135,7 @@ def _batch_cells(row: str, tokens: pd.DataFrame) -> Cells:
 
 
 def _in_words(row: str, column: str, exponent: dict[str, Any]) -> dict[str, Any]:
-    """A fitted power of T as the paper words it."""
+    """Return a fitted power of T as text, in the paper's notation."""
     words = dict.fromkeys(("value", "low", "high"), math.nan) | {"row": row, "column": column}
     if exponent["status"] == "ok":
         power = f"T^{round(exponent['value'], 2) + 0.0:.2f}".replace("-", "−")

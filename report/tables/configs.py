@@ -1,4 +1,4 @@
-"""Geometry, data and budget of the models, worded as the paper words them: Table 6."""
+"""Geometry, data and budget of the models, in the paper's notation: Table 6."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,28 +12,28 @@ from report.table import Cells, cell, table
 Model = Mapping[str, Any]
 
 
-# As the appendix prints it; Table 2 has a letter for the layers.
+# The appendix's format; Table 2 adds a letter after the layers.
 SHAPE = "{layers}/{d_model}/{heads}x{head_dim}/{d_ff}"
 
 
 def vocabulary(model: Model) -> str:
-    """4K for 4,096; a vocabulary that is no multiple of 1,024 in full."""
+    """Format the vocabulary's size: 4K for 4,096, in full if it is no multiple of 1,024."""
     size = int(model["vocab"])
     return f"{size // 1024}K" if size % 1024 == 0 else str(size)
 
 
 def tokens(model: Model) -> str:
-    """The training budget with at most four significant digits: 150M, 1.071B, 98.3K."""
+    """Format the training budget with at most four significant digits: 150M, 1.071B, 98.3K."""
     return rounded(int(model["budget_tokens"]), 4)
 
 
 def micro_ga(model: Model) -> str:
-    """Sequences of a micro-batch / micro-batches of an update."""
+    """Format sequences per micro-batch / micro-batches per update."""
     return f"{model['micro']:.0f}/{model['accumulation']:.0f}"
 
 
 def model_cells(models: pd.DataFrame, wordings: Mapping[str, Callable[[Model], str]]) -> Cells:
-    """Cells a scale: words and the context of Relation's model, or of MHA's where it has none."""
+    """Yield texts and the context of each scale, from Relation's model or, without it, MHA's."""
     pairs = models[models["variant"].isin(PAIRED)].sort_values("variant")  # full before mha
     for scale, scale_models in pairs.groupby("scale", sort=False):
         model = scale_models.iloc[0]
@@ -44,8 +44,8 @@ def model_cells(models: pd.DataFrame, wordings: Mapping[str, Callable[[Model], s
 
 @table("6", "app-configs", "Model configurations")
 def configurations(models: pd.DataFrame) -> Cells:
-    """Decoder configurations. Our parameters are counted on the built models. An update of the
-    paper takes 131,072 tokens at every scale."""
+    """Decoder configurations. We count parameters on the built models. In the paper, an update
+    takes 131,072 tokens at every scale."""
     wordings = {"geometry": SHAPE.format_map, "vocab": vocabulary, "tokens": tokens}
     yield from model_cells(models, wordings | {"data": "{data_title}".format_map})
     for (scale, variant), rows in models.groupby(["scale", "variant"], sort=False):

@@ -17,27 +17,27 @@ EFFICIENCY += ["own_reduction", "end_gap", "source"]
 
 
 def nll(runs: pd.DataFrame, row: str = "scale", column: str = "variant") -> pd.DataFrame:
-    """Final NLL as `means` takes it: row, column, seed, value, source."""
+    """Return final NLL as rows for `means`: row, column, seed, value, source."""
     names = {row: "row", column: "column", "final_nll": "value"}
     return runs.rename(columns=names)[["row", "column", "seed", "value", "source"]]
 
 
 def pairs(runs: pd.DataFrame, further: bool = False) -> pd.DataFrame:
-    """Final NLL of the pairs of the matrix, or of those beyond it, with their difference.
+    """Return final NLL of the matrix's pairs, or of the further pairs, and their difference.
 
-    A row a scale, column (mha, full, delta) and seed.
+    One row per scale, column (mha, full, delta) and seed.
     """
     values = nll(runs[runs["variant"].isin(PAIRED) & (runs["further"] == further)])
     return pd.concat([values, versus(values, "full", "mha", "delta")], ignore_index=True)
 
 
 def efficiency(runs: pd.DataFrame, losses: pd.DataFrame, window: float) -> pd.DataFrame:
-    """When Relation reaches the loss that its MHA run ends at (Appendix B.4): a row a pair.
+    """Return, one row per pair, when Relation reaches its MHA run's final loss (Appendix B.4).
 
     window: fraction of the budget over which losses are smoothed. Columns: scale, seed, further,
-    target (nat/token), crossing (tokens), reduction (share of the budget spared; both NaN where it
-    never does), own_reduction (the same of the MHA run against its own end), end_gap
-    (Relation's last smoothed loss less the target) and source.
+    target (nat/token), crossing (tokens), reduction (share of the budget spared; both NaN if it
+    never reaches the target), own_reduction (the same for the MHA run itself), end_gap (Relation's
+    last smoothed loss − target) and source.
     """
     runs, curves, rows = runs[runs["variant"].isin(PAIRED)], {}, []
     budgets = runs.set_index(RUN_KEY)["budget_tokens"].to_dict()
@@ -60,19 +60,19 @@ def efficiency(runs: pd.DataFrame, losses: pd.DataFrame, window: float) -> pd.Da
 
 
 def data(model: Model) -> str:
-    """Corpus and vocabulary; Table 2 prints the SmolLM corpus by its name alone."""
+    """Format corpus and vocabulary; Table 2 leaves out the word "corpus"."""
     return f"{model['data_title'].removesuffix(' corpus')}/{vocabulary(model)}"
 
 
 def pair_means(values: pd.DataFrame) -> Cells:
-    """Means of what `pairs` gives: of a model with its deviation, of a difference without."""
+    """Yield means of rows of `pairs`: for models with the deviation, for differences without."""
     delta, seeds = values["column"].str.endswith("delta"), sorted(values["seed"].unique())
     yield from means(values[~delta], "mean", seeds)
     yield from means(values[delta], seeds=seeds)
 
 
 def epochs(runs: pd.DataFrame, row: str) -> Cells:
-    """Passes over the training windows; of runs that do not read alike, the most."""
+    """Yield passes over the training windows: the largest number among the runs."""
     for key, group in runs.dropna(subset=["epochs"]).groupby(row, sort=False):
         yield cell(key, "epochs", group["epochs"].max(), n=len(group), of=group)
 
@@ -81,10 +81,10 @@ def epochs(runs: pd.DataFrame, row: str) -> Cells:
 def main_results(
     runs: pd.DataFrame, losses: pd.DataFrame, models: pd.DataFrame, window: float
 ) -> Cells:
-    """Final-validation NLL of the paired MHA and Full Relation models, mean ± sample standard
+    """Final validation NLL of the paired MHA and Full Relation models: mean ± sample standard
     deviation over seeds, and the mean paired difference with its 95% interval. Backbone: layers /
-    d_model / heads × d_h / d_ff. Token reduction is the share of the budget that Relation spares
-    to reach its MHA run's final smoothed training loss, over the seeds that reach it."""
+    d_model / heads × d_h / d_ff. Token reduction: the share of the budget that Relation saves to
+    reach its MHA run's final smoothed training loss, as a mean over the seeds that reach it."""
     backbone = SHAPE.replace("/", "L/", 1)
     wordings = {"backbone": backbone.format_map, "data": data, "tokens": tokens}
     yield from model_cells(models, wordings)
@@ -116,12 +116,12 @@ def main_results(
 def paired_nll(
     runs: pd.DataFrame, losses: pd.DataFrame, window: float, planned: pd.DataFrame
 ) -> Cells:
-    """Final validation NLL of every pair, and the mean difference with its 95% interval over
-    seeds. A seed of ours shares no random number with the paper's seed of the same number, so the
-    two are not set against each other. Further pairs are of seeds beyond the matrix, to tell a
-    difference from the spread of runs: tokens spared to MHA's final smoothed training loss count
-    as none where a pair never reaches it, and stand beside how early an MHA run reaches its own
-    final loss. Pearson's correlation is of the two runs of a seed, with Fisher's interval."""
+    """Final validation NLL of every pair, and the mean difference with its 95% interval over seeds.
+    Our seeds share no random numbers with the paper's seeds of the same number, so the table does
+    not compare them one by one. Further pairs have seeds beyond the matrix and separate a
+    difference from the spread of runs. Tokens spared: to reach MHA's final smoothed training loss;
+    none for a pair that never reaches it. For MHA itself: how early it reaches its own final loss.
+    Correlation: Pearson's, of the two runs of a seed, with Fisher's interval."""
     values = pairs(runs)
     of_seeds = values.assign(row=values["row"] + "/" + values["seed"].astype(str))
     yield from means(of_seeds)
@@ -138,7 +138,7 @@ def paired_nll(
 
 
 def _further(row: str, values: pd.DataFrame, spared: pd.DataFrame, planned: set[int]) -> Cells:
-    """The pairs beyond the matrix, of which both runs have ended."""
+    """Yield cells of the further pairs whose two runs have both finished."""
     wide = values.pivot(index="seed", columns="column", values="value")
     wide = wide.reindex(columns=[*PAIRED, "delta"]).dropna()
     complete = values[values["seed"].isin(wide.index)].assign(row=row)
@@ -160,7 +160,7 @@ def _further(row: str, values: pd.DataFrame, spared: pd.DataFrame, planned: set[
     never = spared["reduction"].isna()
     why = f"never reached, and counted as none: seeds {spans(spared['seed'][never])}"
     yield cell(row, "further.reached", int((~never).sum()), n=len(spared), of=complete)
-    # A mean without the pairs that never get there would favour Relation.
+    # A mean without the pairs that never reach the target would favour Relation.
     zero = spared.fillna({"reduction": 0.0})
     full, mha = zero["reduction"], zero["own_reduction"]
     for name, share in {"full": full, "mha": mha, "difference": full - mha}.items():
@@ -170,7 +170,7 @@ def _further(row: str, values: pd.DataFrame, spared: pd.DataFrame, planned: set[
 
 
 def spans(numbers: Iterable[int]) -> str:
-    """Whole numbers in order, three or more in a row as a span: 42, 45 to 72."""
+    """Format whole numbers in order, three or more in a row as a span: 42, 45 to 72."""
     runs: list[list[int]] = []
     for number in sorted(map(int, numbers)):
         if runs and number == runs[-1][-1] + 1:
@@ -184,8 +184,8 @@ def spans(numbers: Iterable[int]) -> str:
 @table("12", "app-token-efficiency", "Token efficiency by seed")
 def token_efficiency(runs: pd.DataFrame, losses: pd.DataFrame, window: float) -> Cells:
     """Tokens at which each Relation run first reaches its MHA run's final smoothed training loss,
-    and the share of the budget spared. A first crossing comes early by the noise of the curves:
-    beside it stands how early each MHA run first reaches its own final loss."""
+    and the share of the budget that this saves. Noise in the curves makes a first crossing early.
+    The table therefore also says how early each MHA run first reaches its own final loss."""
     never = {"status": "not reached", "reason": _NEVER}
     rows = efficiency(runs[~runs["further"]], losses, window)
     for (scale, seed), pair in rows.groupby(["scale", "seed"], sort=False):

@@ -8,7 +8,7 @@ from relation.variants import PAIRED
 from report import stats
 from report.table import Cells, cell, means, ratios, table
 
-# The paper's distances are these parts of its sequences of 1,024 tokens, of shorter ones too.
+# The paper's distances as parts of its sequences of 1,024 tokens; shorter sequences use them too.
 ROUTING = {"beyond_128": "beyond_eighth", "beyond_256": "beyond_quarter"}
 ROUTING |= {"beyond_512": "beyond_half", "sink_1": "sink_1"}
 LENGTHS = {"flow_length": "self_flow", "rank_length": "effective_rank"}
@@ -18,7 +18,7 @@ SPECTRUM |= {name: name for name in ("stable_rank", "dims_90", "dims_95")}
 
 
 def by_layer(flow: pd.DataFrame) -> pd.DataFrame:
-    """Flow of the pairs pooled to layers: scale, variant, seed, metric, layer, value, count."""
+    """Pool the pairs' flow to layers: scale, variant, seed, source, metric, layer, value, count."""
     pairs = flow[flow["variant"].isin(PAIRED)]
     return stats.pooled(pairs, ["scale", "variant", "seed", "source", "metric", "layer"])
 
@@ -26,9 +26,9 @@ def by_layer(flow: pd.DataFrame) -> pd.DataFrame:
 def over_layers(
     layers: pd.DataFrame, metrics: Mapping[str, str], first: int = 0, last: int | None = None
 ) -> pd.DataFrame:
-    """Metrics over the layers `first` to `last`, or from it on, as `means` takes them.
+    """Pool metrics over the layers from `first` on, or over layer `last` alone, for `means`.
 
-    metrics: of each column, which becomes COLUMN.mha and COLUMN.full; a row a scale.
+    metrics: metric by column. A column becomes COLUMN.mha and COLUMN.full; the rows are scales.
     """
     rows = layers[(layers["layer"] >= first) & ((last is None) | (layers["layer"] == last))]
     keys = ["scale", "variant", "seed", "source", "metric"]
@@ -41,14 +41,14 @@ def over_layers(
 
 
 def scale_means(flow: pd.DataFrame, metrics: Mapping[str, str]) -> Cells:
-    """Metrics over all layers, a row a scale."""
+    """Yield means of metrics over all layers, one row per scale."""
     seeds = sorted(flow["seed"].unique())
     yield from means(over_layers(by_layer(flow), metrics), seeds=seeds)
     yield from lengths(flow)
 
 
 def lengths(flow: pd.DataFrame) -> Cells:
-    """Tokens of the sequences on which flow and ranks were taken."""
+    """Yield the lengths, in tokens, of the sequences that flow and ranks were measured on."""
     for scale, rows in flow[flow["variant"].isin(PAIRED)].groupby("scale", sort=False):
         for column, metric in LENGTHS.items():
             tokens = rows[rows["metric"] == metric]["length"].dropna()
@@ -59,8 +59,8 @@ def lengths(flow: pd.DataFrame) -> Cells:
 
 @table("4", "relation_internal", "Internal organization")
 def internal_organization(flow: pd.DataFrame) -> Cells:
-    """Diagonal (MHA) or Self flow (Relation) and routing rank by depth; where historical flow
-    goes, at distances d that are the same parts of shorter sequences. Means over seeds."""
+    """Diagonal flow (MHA) or Self flow (Relation) and effective rank by depth, and the distances d
+    that historical flow covers. Shorter sequences use the same fractions of T. Means over seeds."""
     yield from scale_means(flow, ROUTING)
     layers, seeds = by_layer(flow), sorted(flow["seed"].unique())
     first = over_layers(layers, {"l0_self": "self_flow", "l0_effrank": "effective_rank"}, 0, 0)
@@ -73,8 +73,8 @@ def internal_organization(flow: pd.DataFrame) -> Cells:
 
 @table("7", "app-structural-layerwise", "Flow organization by layer")
 def layerwise(flow: pd.DataFrame) -> Cells:
-    """Normalized flow by layer: MHA's diagonal entry, Relation's Self flow, the effective rank of
-    either flow. Means over seeds."""
+    """Normalized flow by layer: MHA's diagonal entry, Relation's Self flow, and the effective rank
+    of each flow. Means over seeds."""
     layers = by_layer(flow)
     layers["scale"] = layers["scale"] + "/L" + layers["layer"].astype(int).astype(str)
     values = over_layers(layers, {"self": "self_flow", "effrank": "effective_rank"})

@@ -12,14 +12,14 @@ from report.data import title
 from report.table import Cells, cell, columns, means, table, versus
 from report.tables.configs import micro_ga
 
-# Contexts; with a plus those that the paper has not.
+# Contexts; a plus marks those that the paper does not have.
 LONG = {f"{'+' * (k > 16)}{2**k}": f"T = {2**k:,}" for k in range(10, 25)}
 ATTENTION_NAMES = {"cudnn": "cuDNN’s attention"}
 RATE = "tokens_per_second"
 
 
 def failure(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Status and reason of a measurement without a value."""
+    """Return status and reason of a measurement without a value."""
     where = f"{row['reason']}, on {row['device']}, T = {row['context']:.0f}"
     if row["status"] == "OOM":
         return {"status": "oom", "reason": where}
@@ -27,7 +27,7 @@ def failure(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def step_cells(steps: pd.DataFrame, label: str, row: str = "") -> Cells:
-    """The cells of a table's columns that show a field of a benchmark: a row a scale, or `row`."""
+    """Yield the cells of columns that show a field of a benchmark: one row per scale, or `row`."""
     for scale, rows in steps.groupby("scale", sort=False):
         for column in (each for each in columns(label) if each.measured):
             side, _, field = column.measured.rpartition(" ")
@@ -36,9 +36,9 @@ def step_cells(steps: pd.DataFrame, label: str, row: str = "") -> Cells:
 
 
 def measured(row: str, column: str, side: pd.DataFrame, field: str) -> Cells:
-    """One number of a side of a benchmark, with its rounds; or why the side has none.
+    """Yield one number of a benchmark's side, with its rounds, or the reason for a missing one.
 
-    What was set, and not measured, holds even where the measurement ran out of memory.
+    Fields that were set, such as the context, have a value even if the side ran out of memory.
     """
     for step in side.head(1).to_dict("records"):
         if field == "batches":
@@ -58,7 +58,7 @@ def measured(row: str, column: str, side: pd.DataFrame, field: str) -> Cells:
 
 
 def ratio(row: str, column: str, over: pd.DataFrame, under: pd.DataFrame) -> Cells:
-    """Two sides' ratio, round by round where they took turns, with its 95% interval."""
+    """Yield the ratio of two sides with its 95% interval, by round if the sides took turns."""
     if over.empty or under.empty:
         return
     sides, rows = [side.iloc[0] for side in (over, under)], pd.concat([under, over])
@@ -72,7 +72,7 @@ def ratio(row: str, column: str, over: pd.DataFrame, under: pd.DataFrame) -> Cel
 
 
 def condition_cells(rows: pd.DataFrame, precision: Sequence[str]) -> Cells:
-    """What the rows of a table were measured on and under, in words, in the row "setting"."""
+    """Yield texts on the conditions of a table's measurements, in the row "setting"."""
     clock, limit = rows["sm_clock_least"].min(), rows["sm_clock_limit"].max()
     texts: dict[str, Iterable[object]] = {
         "measured": commits_by_day(rows),
@@ -93,7 +93,7 @@ def condition_cells(rows: pd.DataFrame, precision: Sequence[str]) -> Cells:
 
 
 def commits_by_day(rows: pd.DataFrame) -> Iterator[str]:
-    """Each day of measurements with their commits; + for a tree with changes."""
+    """Yield each day of measurements with its commits; + marks uncommitted changes."""
     rows = rows[rows["created"].notna()].sort_values("created")
     for day, group in rows.groupby(rows["created"].str[:10]):
         commits = (f"{each[:7]}{'+' if '+' in each else ''}" for each in group["commit"].unique())
@@ -101,7 +101,7 @@ def commits_by_day(rows: pd.DataFrame) -> Iterator[str]:
 
 
 def _disturbed(rows: pd.DataFrame) -> Iterator[str]:
-    """What disturbed each measurement."""
+    """Yield what disturbed each measurement."""
     rows = rows[rows["disturbed"].notna()]
     names = [name for name in ("benchmark", "scale", "disturbed") if name in rows]
     for (*name, disturbance), group in rows.groupby(names, sort=False):
@@ -111,11 +111,11 @@ def _disturbed(rows: pd.DataFrame) -> Iterator[str]:
 
 @table("5", "efficient-relation", "FlashRelation throughput")
 def efficient(steps: pd.DataFrame, precision: Sequence[str]) -> Cells:
-    """Whole training steps in tokens per second: FlashRelation against the materialised operator
-    at a fixed context (T = 1024 in the paper), against FlashAttention at each scale's own, and
-    against what the paper leaves out: the reference compiled with its model, and another
-    attention. Rates are medians of rounds in which the sides take turns, in processes of their
-    own; ratios are those of single rounds, with the 95% interval of their median."""
+    """Whole training steps in tokens per second. FlashRelation is compared with the materialised
+    operator at a fixed context (T = 1024 in the paper) and with FlashAttention at each scale's own
+    context. Beyond the paper, it is compared with the reference compiled with its model, and with
+    another attention. The sides run in separate processes and take turns in rounds. A rate is the
+    median over rounds. A ratio is the median of the rounds' ratios, with its 95% interval."""
     rows = steps[steps["benchmark"].isin(["fixed", "matched"])]
     yield from step_cells(rows, "efficient-relation")
     for scale, of_scale in rows.groupby("scale", sort=False):
@@ -140,12 +140,12 @@ def efficient(steps: pd.DataFrame, precision: Sequence[str]) -> Cells:
 def production(
     steps: pd.DataFrame, runs: pd.DataFrame, models: pd.DataFrame, precision: Sequence[str]
 ) -> Cells:
-    """FlashAttention and FlashRelation at each scale's own context. Whole training steps: rates
-    are medians of rounds in which the sides take turns, FR/FA is the median of single rounds'
-    ratios with its 95% interval, memory is the peak. Training runs: tokens per second of each
-    process, the median update of a run, its mean over seeds; Relation / MHA in pairs of one seed;
-    and the share of the rate that the benchmark has on the same backend, which includes what is
-    lost where several processes share a run, or several runs a GPU."""
+    """FlashAttention and FlashRelation at each scale's own context. Whole training steps: a rate is
+    the median over rounds in which the sides take turns, FR/FA is the median of the rounds' ratios
+    with its 95% interval, memory is the peak. Training runs: a run's rate is that of its median
+    update, in tokens per second of each process, as a mean over seeds. Relation / MHA is over pairs
+    of one seed. The share compares a run's rate with the benchmark's on the same backend. It
+    includes the loss if several processes share a run, or several runs share a GPU."""
     rows = steps.query("benchmark == 'matched'")
     yield from step_cells(rows, "app-prod-fr-fa")
     for scale, matched in rows.groupby("scale", sort=False):
@@ -163,7 +163,7 @@ def _batches(rows: pd.DataFrame) -> list[str]:
 
 
 def run_rates(runs: pd.DataFrame, matched: pd.DataFrame) -> Cells:
-    """The runs' own rates, of each process, and their share of the benchmark's."""
+    """Yield the runs' own rates per process, and their share of the benchmark's rate."""
     runs = runs[runs["processes"].notna() & runs["median_tokens_per_second"].notna()]
     runs = runs.assign(row=runs["scale"], column=runs["variant"], batches=_batches(runs))
     runs["value"] = runs["median_tokens_per_second"] / runs["processes"]
@@ -185,14 +185,14 @@ def run_rates(runs: pd.DataFrame, matched: pd.DataFrame) -> Cells:
     for scale, of_scale in runs.groupby("scale", sort=False):
         counts = ", ".join(f"{count:.0f}" for count in sorted(of_scale["processes"].unique()))
         yield cell(scale, "processes", text=counts, of=of_scale)
-    # Pairs of one seed that as many processes trained.
+    # Pairs of one seed whose runs had the same number of processes.
     same_batches = runs.groupby(["scale", "seed"])["processes"].transform("nunique") == 1
     pairs = versus(runs[same_batches], "full", "mha", "run_ratio", operator.truediv)
     yield from means(pairs, seeds=seeds)
 
 
 def _other_backends(cells: Cells, runs: pd.DataFrame) -> Cells:
-    """Cells of runs, which say where another backend trained them than the table's, `flash`."""
+    """Yield cells of runs, with a reason if they trained on another backend than `flash`."""
     others = runs[runs["backend"] != "flash"]
     for each in cells:
         variants = PAIRED if each["column"] == "run_ratio" else [each["column"].rpartition(".")[2]]
@@ -203,10 +203,10 @@ def _other_backends(cells: Cells, runs: pd.DataFrame) -> Cells:
 
 @table("16", "app-linear-steady", "Linear Relation throughput")
 def linear_steady(steps: pd.DataFrame, precision: Sequence[str]) -> Cells:
-    """Linear Relation in whole training steps: once warm, as the median of rounds, and over all
-    the time from the first update on, in which compilation weighs more than in a run of thousands.
-    It was timed untrained; where training makes retention forget faster, more chunks take slower
-    kernels."""
+    """Linear Relation in whole training steps: the median of rounds after warm-up, and the rate
+    over all the time from the first update on. That time includes compilation, which weighs less in
+    a run of thousands of updates. The model is untrained. If training makes retention forget
+    faster, more chunks take slower kernels."""
     rows = steps.query("benchmark == 'linear-steady'")
     yield from step_cells(rows, "app-linear-steady")
     yield from condition_cells(rows, precision)
@@ -214,9 +214,9 @@ def linear_steady(steps: pd.DataFrame, precision: Sequence[str]) -> Cells:
 
 @table("17", "app-linear-long", "Linear Relation at long contexts", names=LONG)
 def linear_long(steps: pd.DataFrame, precision: Sequence[str]) -> Cells:
-    """Linear Relation against the context T, one window a micro-batch. On a GPU the rate grows
-    with T: a short window gives it too little to do at a time. Rates are medians of rounds, timed
-    untrained."""
+    """Linear Relation against the context T, with one window per micro-batch. On a GPU the rate
+    grows with T, because a short window gives it too little work at a time. Rates are medians of
+    rounds of an untrained model."""
     rows = steps.query("benchmark == 'linear-long'")
     for context, of_context in rows.groupby("context"):
         row = str(int(context)) if str(int(context)) in LONG else f"+{context:.0f}"

@@ -1,4 +1,4 @@
-"""Variants that the paper has not, less Full Relation: a row for each with a run."""
+"""Variants beyond the paper, compared with Full Relation: one row per variant with a run."""
 
 import pandas as pd
 
@@ -13,8 +13,8 @@ NAMES = {f"{s}/{key}": f"{s}, {one.title}" for s in SCALES for key, one in VARIA
 
 @table("V", "variants", "Other variants", names=NAMES, of_paper=False)
 def other_variants(runs: pd.DataFrame) -> Cells:
-    """Variants that the paper has not, beside Full Relation of the same scale: mean final NLL over
-    seeds and the mean difference over paired seeds, with 95% intervals."""
+    """Variants beyond the paper, compared with Full Relation at the same scale: mean final NLL over
+    seeds, and mean difference from Full Relation over paired seeds, with 95% intervals."""
     for (scale, variant), variant_runs in runs.groupby(["scale", "variant"], sort=False):
         if variant in OF_PAPER:
             continue

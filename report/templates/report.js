@@ -1,6 +1,6 @@
 "use strict";
 
-// Copying a command: the whole of it, from the button's own data.
+// A copy button copies the whole command from its data attribute.
 for (const button of document.querySelectorAll("button.copy")) {
   button.hidden = false;
   const label = button.textContent;
@@ -15,7 +15,7 @@ async function copied(text) {
     await navigator.clipboard.writeText(text);
     return true;
   } catch {
-    // Without permission, as from file:// in some browsers.
+    // The clipboard is not permitted, for example on file:// in some browsers.
     const area = document.createElement("textarea");
     area.value = text;
     document.body.append(area);
@@ -26,7 +26,7 @@ async function copied(text) {
   }
 }
 
-// A link to something folded opens it.
+// A link to an element inside a closed <details> opens it.
 function openTarget() {
   const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
   const folded = target?.closest("details");
@@ -37,5 +37,5 @@ function openTarget() {
 addEventListener("hashchange", openTarget);
 openTarget();
 
-// Folded parts print as well.
+// Open every <details> for printing.
 addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((each) => { each.open = true; }));
