@@ -1,4 +1,4 @@
-"""Which GPUs, dtypes and head widths the kernels take, asked before Triton is imported."""
+"""Which GPUs, dtypes and head widths the kernels accept. This file does not import Triton."""
 
 import functools
 import importlib.util
@@ -17,21 +17,21 @@ _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, type(None)))
 
 
 def is_eager(*tensors: Tensor | None) -> bool:
-    """Whether plain tensors are computed with now, and not traced or wrapped."""
+    """Whether this is eager code with plain tensors: not compiling, and no tensor subclasses."""
     return not torch.compiler.is_compiling() and _PLAIN.issuperset(map(type, tensors))
 
 
 def may_launch(*gradients: Tensor | None) -> bool:
-    """Whether a backward pass may launch at once.
+    """Whether a backward pass may launch its kernels without the PyTorch operator.
 
-    Else it runs as an operator: that can be traced, and raises where its own gradient is asked for,
-    as `create_graph` has it.
+    The operator is needed for tracing, and with `create_graph`, because it raises an error if it is
+    differentiated.
     """
     return is_eager(*gradients) and not torch.is_grad_enabled()
 
 
 def why_unavailable(device: torch.device | str) -> str | None:
-    """The reason why the kernels cannot run on `device`, or None where they can."""
+    """Return the reason why the kernels cannot run on `device`, or None if they can."""
     device = torch.device(device)
     if not _has_triton():
         return "Triton is not installed; install triton"
@@ -39,20 +39,20 @@ def why_unavailable(device: torch.device | str) -> str | None:
         if os.environ.get("TRITON_INTERPRET") == "1":
             return None
         return (
-            "it needs an NVIDIA GPU; on a CPU name no backend, or call relation.ops"
-            " (TRITON_INTERPRET=1, Triton's interpreter, is for tests)"
+            "it needs an NVIDIA GPU; on a CPU give no backend, or call relation.ops"
+            " (TRITON_INTERPRET=1 turns on Triton's interpreter, for tests only)"
         )
     if device.type != "cuda" or torch.version.hip is not None:
         return f"it needs an NVIDIA GPU, and this device is {device}"
     return _why_gpu_unavailable(device.index)
 
 
-# What torch.compiler.assume_constant_result sets. Calling that imports torch._dynamo, which takes
-# every process two seconds.
+# torch.compiler.assume_constant_result sets this attribute. Calling it would import torch._dynamo,
+# which takes two seconds in every process.
 why_unavailable._dynamo_marked_constant = True
 
 
-@functools.cache  # every eager call asks, and looking takes as long as a launch
+@functools.cache  # every eager call asks, and find_spec takes as long as a launch
 def _has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
 
@@ -71,9 +71,9 @@ def _why_gpu_unavailable(index: int | None) -> str | None:
 def check_arguments(
     name: str, p1: Tensor, p2: Tensor, info: Tensor, tau: float, **others: Tensor
 ) -> None:
-    """Raise InputError unless an operator's kernels take its arguments.
+    """Raise InputError unless the kernels of operator `name` accept its arguments.
 
-    p1, p2 and info as `check_groups` has them; others: floating tensors on the same device.
+    p1, p2 and info must pass `check_groups`; others must be floating tensors on the same device.
     """
     check_floating(**others)
     check_groups(p1=p1, p2=p2, info=info)
@@ -87,12 +87,12 @@ def check_arguments(
 
 
 def check_available(name: str, p1: Tensor) -> None:
-    """Raise InputError unless an operator's kernels run where p1 lies; asked last."""
+    """Raise InputError unless operator `name` can run on p1's device. Call this check last."""
     reason = why_unavailable(p1.device)
     if reason is not None:
         raise InputError(f"{name} cannot run on {p1.device}: {reason}")
     if p1.device.type == "cpu" and p1.dtype == torch.bfloat16:
         raise InputError(
-            "Triton's interpreter multiplies the bit patterns of bfloat16; on a CPU give p1, p2"
-            " and info in float16 or float32"
+            "Triton's interpreter multiplies bfloat16 numbers as bit patterns, which is wrong;"
+            " on a CPU give p1, p2 and info in float16 or float32"
         )

@@ -1,4 +1,4 @@
-"""Shared by the operators: argument checks, so that each mistake gets one clear line, and FP32."""
+"""Shared by the operators: argument checks that report one clear line, autocast and casts."""
 
 import functools
 import math
@@ -10,9 +10,9 @@ from relation.errors import InputError
 
 
 def check_states(**states: torch.Tensor) -> None:
-    """Raise InputError unless the named states are (B, H, T, D) alike.
+    """Raise InputError unless the named states are (B, H, T, D) tensors of the same kind.
 
-    Alike means one shape without an empty dimension, one floating dtype and one device.
+    They must have one shape without an empty dimension, one floating dtype and one device.
     """
     first, model = next(iter(states.items()))
     shape = model.shape
@@ -35,11 +35,11 @@ def check_states(**states: torch.Tensor) -> None:
 
 
 def check_groups(**states: torch.Tensor) -> int:
-    """How many heads of the first state share one of the others', as in grouped-query attention.
+    """Return n, the heads of the first state that share a head of the others (grouped queries).
 
-    The first is (B, H, T, D), the others (B, H / n, T, D) alike; n is returned, and head h of the
-    first reads head h // n. Raises InputError where H is no multiple of the others' heads, and as
-    `check_states` does.
+    The first state is (B, H, T, D), all others are (B, H / n, T, D). Head h of the first reads head
+    h // n of the others. Raises InputError if H is not a multiple of the others' heads, or if
+    `check_states` would.
     """
     (name, first), (other, shared), *_ = states.items()
     if not first.ndim == shared.ndim == 4 or first.shape[1] == shared.shape[1]:
@@ -55,11 +55,11 @@ def check_groups(**states: torch.Tensor) -> int:
 
 
 def check_device(*tensors: torch.Tensor) -> None:
-    """Raise InputError unless the tensors lie on one device."""
+    """Raise InputError unless the tensors are on one device."""
     devices = {tensor.device for tensor in tensors}
     if len(devices) > 1:
         names = ", ".join(sorted(map(str, devices)))
-        raise InputError(f"inputs lie on {names}; move them to one device")
+        raise InputError(f"inputs lie on {names}; move them all to one device")
 
 
 def check_tau(tau: float) -> None:
@@ -84,36 +84,36 @@ def check_lambda(lam: torch.Tensor) -> None:
     """Raise InputError unless the count calibration is one floating number, shape () or (1,)."""
     check_floating(lam=lam)
     if tuple(lam.shape) not in ((), (1,)):
-        raise InputError(f"lam has shape {tuple(lam.shape)}; it is one number a layer: give ()")
+        raise InputError(f"lam has shape {tuple(lam.shape)}; it is one number per layer: give ()")
 
 
 def without_autocast(x: torch.Tensor) -> AbstractContextManager:
-    """A context in which FP32 products stay FP32 although the model runs under BF16 autocast."""
+    """Return a context in which FP32 products stay FP32, even if the model runs under autocast."""
     kind = x.device.type
     return nullcontext() if kind == "meta" else torch.autocast(kind, enabled=False)
 
 
 def projection_dtype(x: torch.Tensor) -> torch.dtype:
-    """The dtype in which a projection reads x: autocast's where it is on, else x's own."""
+    """Return the dtype in which a projection reads x: autocast's if it is on, else x's own."""
     kind = x.device.type
     if kind == "meta" or x.dtype == torch.float64 or not torch.is_autocast_enabled(kind):
-        return x.dtype  # autocast leaves FP64 as it is
+        return x.dtype  # autocast does not cast FP64
     return torch.get_autocast_dtype(kind)
 
 
 def cast(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A result of an autograd.Function in another dtype, or as it is where it has that.
+    """Return x, the result of an autograd.Function, in `dtype`; x itself if it has that dtype.
 
-    Compiled by PyTorch 2.11, a cast to the dtype that a result has gives gradients of zero.
+    Compiled by PyTorch 2.11, a cast to the dtype that x already has gives gradients of zero.
     """
     return x if x.dtype == dtype else x.to(dtype)
 
 
 def once_differentiable(backward):
-    """Makes the backward of an autograd.Function raise InputError for `create_graph=True`.
+    """Make the backward of an autograd.Function raise InputError for `create_graph=True`.
 
-    PyTorch's own may leave out, untold, what cannot be differentiated twice: `autograd.grad` always
-    does, `backward` where the gradient that comes in is a constant.
+    PyTorch's own decorator may drop, without an error, terms that cannot be differentiated twice:
+    `autograd.grad` always does, `backward` if the incoming gradient is a constant.
     """
 
     @functools.wraps(backward)

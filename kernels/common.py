@@ -1,4 +1,4 @@
-"""Shared by the kernels: how PyTorch sees them, which head a program works on, which GPU it is."""
+"""Shared by the kernels: eager calls, launches, the GPU's architecture and the offset of a head."""
 
 import functools
 
@@ -10,14 +10,14 @@ from triton.runtime import driver
 from relation.kernels.available import may_launch
 
 HOPPER, OTHER = "sm_90", "sm_120"
-# By kind of call what Triton compiled, with the values of its constants. Texts have every length.
+# Per kind of call: the compiled kernel and its constants. Each new T adds entries, up to a limit.
 COMPILED: dict[tuple, tuple] = {}
 _MOST_COMPILED = 1000
-MOST_BLOCKS = 65_535  # of all but the first dimension of a launch, as CUDA counts them
+MOST_BLOCKS = 65_535  # CUDA's limit for the second and the third dimension of a grid
 
 
 def cdiv(a: int, b: int) -> int:
-    """a / b rounded up. Triton's own, and its next_power_of_2, take microseconds on the host."""
+    """Return a / b, rounded up. Triton's cdiv and next_power_of_2 take microseconds per call."""
     return -(-a // b)
 
 
@@ -26,29 +26,29 @@ def next_power_of_2(n: int) -> int:
 
 
 def padded_width(head_dim: int) -> int:
-    """The power of two, at least 16, that a tile of `head_dim` columns is masked to."""
+    """Return the width of a masked tile for `head_dim` columns: a power of two, at least 16."""
     return max(16, next_power_of_2(head_dim))
 
 
 def empty_tokens(like: torch.Tensor, heads: int) -> torch.Tensor:
-    """Memory for (B, heads, T, D) that lies as (B, T, heads, D); like: (B, ..., T, D).
+    """Return an empty (B, heads, T, D) tensor, stored as (B, T, heads, D); like: (B, ..., T, D).
 
-    So joining the heads copies nothing.
+    Joining the heads of such a tensor copies nothing.
     """
     B, _, T, D = like.shape
     return like.new_empty((B, T, heads, D)).transpose(1, 2)
 
 
 def eager(forward, save, differentiate, launch) -> type[torch.autograd.Function]:
-    """An operator for eager calls, without its dispatch, which takes as long as launches.
+    """Return an operator as an autograd.Function: its dispatch would take as long as launches.
 
-    forward and launch run the passes; save(ctx, inputs, output) keeps what differentiate(ctx,
-    *gradients) reads, which launches `launch` in place of the backward operator where it may.
+    forward runs the forward pass. save(ctx, inputs, output) keeps what differentiate(ctx,
+    *gradients) reads. differentiate gets `launch`, instead of the operator, if `may_launch` agrees.
     """
 
     class Eager(torch.autograd.Function):
-        # Not in two parts, forward and setup_context: then PyTorch would bind the signature anew
-        # in every call, which takes as long as a launch.
+        # Not split into forward and setup_context: PyTorch would then bind the signature in every
+        # call, which takes as long as a launch.
         @staticmethod
         def forward(ctx, *inputs):
             output = forward(*inputs)
@@ -64,11 +64,11 @@ def eager(forward, save, differentiate, launch) -> type[torch.autograd.Function]
 
 
 def start(kernel, grid: tuple, *arguments, **constants) -> None:
-    """kernel[grid](*arguments, **constants), in less time of the host where a call comes again.
+    """Run kernel[grid](*arguments, **constants), with less host time for a repeated kind of call.
 
-    In its own launch Triton looks at every argument, global and option to find what it compiled;
-    here that is found by what can change it: constants and options, and of the arguments dtypes,
-    alignment and numbers. Descriptors must follow from these.
+    Triton's launch inspects every argument, global and option to find the compiled kernel. Here the
+    key is only what can change it: constants, options, and the dtypes, alignment and integers of
+    the arguments. These must determine everything that matters about a descriptor.
     """
     if interpreted():
         kernel[grid](*arguments, **constants)
@@ -87,7 +87,7 @@ def start(kernel, grid: tuple, *arguments, **constants) -> None:
 
 
 def _compiled_for(x):
-    """What of an argument Triton compiles for; of a float and a descriptor the type."""
+    """Return what Triton compiles an argument for; of floats and descriptors that is the type."""
     if isinstance(x, torch.Tensor):
         return x.dtype, x.data_ptr() % 16
     if isinstance(x, tuple):
@@ -96,19 +96,19 @@ def _compiled_for(x):
 
 
 def interpreted() -> bool:
-    """Whether Triton's interpreter, rather than its compiler, runs the kernels of this process."""
+    """Whether this process runs kernels in Triton's interpreter instead of compiling them."""
     return not isinstance(offset_of_head, triton.JITFunction)
 
 
 @functools.cache
 def architecture(device: torch.device) -> str:
-    """Whose launches a CUDA device takes: Hopper's, or sm_120's, which fit every other GPU."""
+    """Return whose launches a CUDA device uses: Hopper's, or sm_120's, which fit all other GPUs."""
     return HOPPER if torch.cuda.get_device_capability(device)[0] == 9 else OTHER
 
 
 @triton.jit
 def offset_of_head(batch_head, H, stride_b, stride_h):
-    """Elements, 64-bit, from a (B, H, ...) tensor's start to head `batch_head` of its B H."""
+    """Return the 64-bit offset, in elements, of one of the B H heads of a (B, H, ...) tensor."""
     b = tl.cast(batch_head // H, tl.int64)
     h = tl.cast(batch_head % H, tl.int64)
     return b * stride_b + h * stride_h

@@ -1,7 +1,7 @@
 """Cross-entropy and its gradient in one pass over the logits.
 
-A program holds one row: each logit is read once, each gradient written once, and nothing in FP32
-lies in memory. As an operator that torch.compile calls without a graph break.
+A program holds one row: it reads each logit once, writes each gradient once, and stores no FP32
+copy of them. torch.compile calls the operator without a graph break.
 """
 
 import torch
@@ -12,7 +12,7 @@ from torch.library import custom_op
 
 from relation.kernels.common import next_power_of_2
 
-# A row is held in registers: 1024 threads with 32 numbers each, and twice that with some spilled.
+# Registers hold 32,768 logits of a row (1024 threads with 32 each); up to twice that, some spill.
 LARGEST_VOCABULARY = 65536
 _NUMBERS_A_WARP = 1024
 
@@ -29,7 +29,7 @@ def cross_entropy_kernel(
     weight = tl.exp(x - largest)
     total = tl.sum(weight, 0)
     counts = target != IGNORED
-    # A target outside the vocabulary has no logit: its loss is NaN, which stops a run.
+    # A target outside the vocabulary has no logit. Its loss is NaN, which stops a training run.
     known = (target >= 0) & (target < V)
     own = tl.load(logits + row * V + target, mask=known, other=float("nan")).to(tl.float32)
     tl.store(nll + row, tl.where(counts, tl.log(total) + largest - own, 0.0))
@@ -40,11 +40,11 @@ def cross_entropy_kernel(
 
 @custom_op("relation::cross_entropy", mutates_args=())
 def cross_entropy(logits: Tensor, targets: Tensor, ignored: int) -> tuple[Tensor, Tensor]:
-    """Negative log-likelihoods of targets and their gradient in the logits.
+    """Return the targets' negative log-likelihoods and their gradients with respect to the logits.
 
-    logits: (N, V), contiguous, BF16, FP16 or FP32; targets: (N,) int64 in [0, V), or `ignored`,
-    whose rows count nothing; another's loss is NaN. Returns (N,) nats in FP32 and (N, V) in the
-    logits' dtype, both computed in FP32; not differentiable. Its caller, the loss, sees to V.
+    logits: (N, V), contiguous, BF16, FP16 or FP32. targets: (N,) int64 in [0, V), or `ignored`,
+    which gives zeros; any other target's loss is NaN. Returns (N,) nats in FP32 and (N, V) in the
+    logits' dtype, both computed in FP32; not differentiable. The caller checks the limit of V.
     """
     N, V = logits.shape
     nll = torch.empty(N, dtype=torch.float32, device=logits.device)

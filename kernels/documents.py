@@ -1,4 +1,4 @@
-"""Which tokens of a batch see each other: documents packed into rows, and padding."""
+"""Which tokens of a batch see each other: documents that are packed into rows, and padding."""
 
 from dataclasses import dataclass
 
@@ -10,18 +10,18 @@ from relation.errors import InputError
 
 @dataclass(frozen=True, eq=False)
 class Documents:
-    """The documents of a batch of B rows of T tokens, each a run of neighbours in one row.
+    """The documents in a batch of B rows of T tokens. A document is a run of tokens in one row.
 
-    A token sees its own document alone: what an operator computes for it is what it computes where
-    the document is a row by itself. Padding is a document of its own, whose results nobody reads.
+    A token sees only its own document. An operator computes the same as if each document were the
+    only one in its row. Padding forms separate documents; nobody reads their results.
 
-    starts, ends: (B, T) int32, where in its row a token's document begins, and where it has ended.
+    starts, ends: (B, T) int32, where each token's document begins and ends (last + 1) in its row.
     offsets: (n + 1,) int32, where each of the n documents begins in the B x T tokens, row by row,
-        and B T at the end (`cu_seqlens` elsewhere).
-    longest: the most tokens that a document has.
+        then B T. Other libraries call it `cu_seqlens`.
+    longest: the number of tokens of the longest document.
 
-    Made by `of`, `packed` or `padded`, which check what they are given and wait for the GPU once;
-    or by `bounded`, which does neither.
+    `of`, `packed` and `padded` check their arguments and synchronise with the GPU. `bounded` does
+    neither.
     """
 
     starts: Tensor
@@ -31,9 +31,9 @@ class Documents:
 
     @classmethod
     def of(cls, ids: Tensor) -> "Documents":
-        """From a number for each token, (B, T), integer: equal ones in a row are one document.
+        """Make documents from ids (B, T), integers: equal ids in a row are one document.
 
-        Raises InputError for another rank or dtype, no tokens, or numbers that decrease in a row.
+        Raises InputError for another rank or dtype, no tokens, or ids that decrease in a row.
         """
         _check_tensor("the numbers of documents", ids)
         if ids.ndim != 2 or ids.is_floating_point() or ids.dtype == torch.bool or 0 in ids.shape:
@@ -41,28 +41,28 @@ class Documents:
                 f"documents are {ids.dtype} of shape {tuple(ids.shape)}; give an integer for each "
                 "token, (B, T) with a token at least"
             )
-        # Signed: of unsigned numbers no difference is negative.
+        # Converted to a signed dtype, because differences of unsigned numbers are never negative.
         change = ids.long().diff(dim=1)
         if (change < 0).any():
             row, t = (change < 0).nonzero()[0].tolist()
             raise InputError(
                 f"documents decrease in row {row}: {ids[row, t]} at token {t} and "
-                f"{ids[row, t + 1]} after it; number them in the order in which they stand"
+                f"{ids[row, t + 1]} after it; number the documents of a row in increasing order"
             )
         return cls._of_first(torch.nn.functional.pad(change != 0, (1, 0), value=True))
 
     @classmethod
     def packed(cls, offsets: Tensor) -> "Documents":
-        """Of one row, from where its documents begin and the last ends: (n + 1,), integer.
+        """Make documents of one row from offsets (n + 1,), integers: where each begins, then T.
 
-        Raises InputError unless they begin at 0 and increase.
+        Raises InputError unless the offsets begin at 0 and increase.
         """
         _check_tensor("the offsets", offsets)
         fits = offsets.ndim == 1 and len(offsets) > 1 and not offsets.is_floating_point()
         if not fits or offsets[0] != 0 or (offsets.diff() < 1).any():
             raise InputError(
-                "the offsets of packed documents begin at 0 and increase to the number of tokens, "
-                f"(n + 1,) integers; these are {offsets.dtype} of shape {tuple(offsets.shape)}: "
+                "the offsets of packed documents are (n + 1,) integers, begin at 0 and increase to "
+                f"the number of tokens; these are {offsets.dtype} of shape {tuple(offsets.shape)}: "
                 f"{offsets.flatten()[:8].tolist()}"
             )
         first = torch.zeros(1, int(offsets[-1]), dtype=torch.bool, device=offsets.device)
@@ -71,10 +71,10 @@ class Documents:
 
     @classmethod
     def padded(cls, mask: Tensor) -> "Documents":
-        """From a padding mask, (B, T), bool or 0 and 1: the ones of a row are its text.
+        """Make documents from a padding mask (B, T), bool or 0 and 1: the ones of a row are text.
 
-        They stand at its left or its right, or in between. Raises InputError for another rank, a
-        row without text or one whose text is interrupted.
+        Padding may be on the left, on the right or on both sides. Raises InputError for another
+        rank, an empty dimension, a row without text, or a row whose text is interrupted.
         """
         _check_tensor("the padding mask", mask)
         if mask.ndim != 2 or 0 in mask.shape:
@@ -90,11 +90,11 @@ class Documents:
 
     @classmethod
     def bounded(cls, first: Tensor, most: int) -> "Documents":
-        """From where documents begin, (B, T) bool, at most `most` of them, rows' starts included.
+        """Make at most `most` documents from first (B, T), bool, true where a document begins.
 
-        Nothing waits for the GPU, and every shape follows from B, T and `most`, so a CUDA graph can
-        hold it. `offsets` has most + 1 entries, those after the last document B T, and `longest` is
-        T. More documents than `most` are no error that a GPU could raise.
+        Every row also begins a document. This does not wait for the GPU, and all shapes follow from
+        B, T and `most`, so a CUDA graph can contain it. `offsets` has most + 1 entries, B T after
+        the last document; `longest` is T. More than `most` documents are not detected.
         """
         length = first.shape[1]
         first = torch.nn.functional.pad(first[:, 1:], (1, 0), value=True)
@@ -105,7 +105,7 @@ class Documents:
 
     @classmethod
     def _of_first(cls, first: Tensor) -> "Documents":
-        """From (B, T) bool, true where a document begins; so is every row's first token."""
+        """Make documents from first (B, T), bool, true where one begins and where a row begins."""
         begins = first.flatten().nonzero().flatten()
         end = begins.new_tensor([first.numel()])
         offsets = torch.cat((begins, end)).to(torch.int32)
@@ -113,7 +113,7 @@ class Documents:
 
     @property
     def positions(self) -> Tensor:
-        """(B, T) int64, the place of each token in its document, from 0."""
+        """The position of each token in its document, from 0: (B, T) int64."""
         return torch.arange(self.starts.shape[1], device=self.starts.device) - self.starts
 
 
@@ -123,13 +123,13 @@ def _check_tensor(name: str, x: Tensor) -> None:
 
 
 def check_documents(documents: Documents | None, x: Tensor) -> None:
-    """Raise InputError unless documents are None, or of x's tokens, (B, H, T, D), on its device."""
+    """Raise InputError unless documents is None or fits x (B, H, T, D): its B, T and device."""
     if documents is None:
         return
     if not isinstance(documents, Documents):
         raise InputError(
-            f"documents are a {type(documents).__name__}; give Documents.of(ids), of a number for "
-            "each token, or Documents.padded(mask)"
+            f"documents are a {type(documents).__name__}; give Documents.of(ids), with an integer "
+            "for each token, or Documents.padded(mask)"
         )
     given, needed = tuple(documents.starts.shape), (x.shape[0], x.shape[2])
     if given != needed:
@@ -137,12 +137,12 @@ def check_documents(documents: Documents | None, x: Tensor) -> None:
     if documents.starts.device != x.device:
         raise InputError(
             f"the documents lie on {documents.starts.device} and the states on {x.device}; "
-            "make them on one device"
+            "move both to one device"
         )
 
 
 def _bounds(first: Tensor) -> tuple[Tensor, Tensor]:
-    """`starts` and `ends` from (B, T) bool, true at every row's and document's first token."""
+    """Return `starts` and `ends`; first: (B, T) bool, true where a row or a document begins."""
     length = first.shape[1]
     place = torch.arange(length, dtype=torch.int32, device=first.device)
     starts = torch.where(first, place, 0).cummax(dim=1).values
@@ -152,9 +152,9 @@ def _bounds(first: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def token_counts(documents: Documents | None, x: Tensor, dtype: torch.dtype) -> Tensor:
-    """i of Section 3.1: how many tokens its document has up to and with each token, in `dtype`.
+    """Return i of Section 3.1 in `dtype`: each token's position in its document, counted from 1.
 
-    x: (B, H, T, D). Returns (T,) without documents and (B, 1, T) with them.
+    x: (B, H, T, D). Returns (T,) without documents and (B, 1, T) with documents.
     """
     if documents is None:
         return torch.arange(1, x.shape[2] + 1, device=x.device, dtype=dtype)
@@ -162,9 +162,9 @@ def token_counts(documents: Documents | None, x: Tensor, dtype: torch.dtype) -> 
 
 
 def unseen(documents: Documents | None, x: Tensor) -> Tensor:
-    """What token i does not see: j > i, and j of another document. x: (B, H, T, D).
+    """Return a mask of what token i does not see: j > i, and j in another document.
 
-    Returns bool, (T, T) without documents and (B, 1, T, T) with them.
+    x: (B, H, T, D). Returns bool, (T, T) without documents and (B, 1, T, T) with documents.
     """
     length = x.shape[2]
     future = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
@@ -177,10 +177,10 @@ def unseen(documents: Documents | None, x: Tensor) -> Tensor:
 def forget_at_starts(
     documents: Documents | None, x: Tensor, log_retention: Tensor, state: Tensor | None
 ) -> Tensor:
-    """Linear Relation's g, (B, H, T, D), where a document's first token forgets all: -inf.
+    """Return log_retention (B, H, T, D), Linear Relation's g, with -inf where a document begins.
 
-    So its state starts empty. x: p1, (B, H, T, D). Raises InputError for documents of another
-    batch or device, or with a state of the tokens before.
+    So each document starts with an empty state. x: p1 (B, H, T, D). Raises InputError if documents
+    do not fit x, or if a state of earlier tokens is given too.
     """
     if documents is None:
         return log_retention

@@ -1,6 +1,6 @@
-"""RoPE's rotation in one pass, for eager PyTorch, which takes ten over FP32 copies of the states.
+"""RoPE's rotation in one pass, for eager mode. PyTorch's own takes ten passes over FP32 copies.
 
-torch.compile fuses the definition, so compiled code uses that.
+Compiled code uses the definition, because torch.compile fuses it.
 """
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from relation.kernels.common import cdiv, empty_tokens, next_power_of_2
 
-_NUMBERS = 2048  # of a program, in each half of the channels
+_NUMBERS = 2048  # per program, in each half of the channels
 
 
 @triton.jit
@@ -19,7 +19,7 @@ def rotation_kernel(
     x_b, x_h, x_t, table_b, table_t, N, T, H, HALF, SIGN: tl.constexpr,
     ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    # Rows in the order of out, (B, T, H): the heads of a token lie next to one another.
+    # Rows have the order of out, (B, T, H): the heads of a token are next to one another.
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     c = tl.arange(0, WIDTH)
     b, t, h = row // (T * H), row // H % T, row % H
@@ -37,10 +37,10 @@ def rotation_kernel(
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, back: bool = False) -> Tensor:
-    """x (B, H, T, D), BF16, FP16 or FP32, turned by tables (T, D) or (B, T, D), FP32; or back.
+    """Rotate x (B, H, T, D), BF16, FP16 or FP32, by FP32 tables (T, D) or (B, T, D); or undo it.
 
-    Channels c and c + D/2 turn together by the tables' channel c. Computed in FP32 and rounded
-    once to x's dtype; returns (B, H, T, D), which lies in memory as (B, T, H, D).
+    Channels c and c + D/2 rotate together, by channel c of the tables. Computed in FP32 and rounded
+    once to x's dtype. Returns (B, H, T, D), stored as (B, T, H, D).
     """
     B, H, T, D = x.shape
     if x.stride(-1) != 1:
@@ -48,7 +48,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, back: bool = False) -> Tensor:
     cos, sin = cos.contiguous(), sin.contiguous()
     out = empty_tokens(x, H)
     rows, width = B * T * H, next_power_of_2(D // 2)
-    own = max(1, _NUMBERS // width)  # rows of a program: a row is a token's head
+    own = max(1, _NUMBERS // width)  # rows per program; a row is one head of one token
     with torch.cuda.device_of(x):
         rotation_kernel[(cdiv(rows, own),)](
             x, cos, sin, out, *x.stride()[:3], T * D if cos.ndim == 3 else 0, D, rows, T, H, D // 2,

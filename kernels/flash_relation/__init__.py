@@ -1,4 +1,4 @@
-"""FlashRelation: Full Relation, exact, by tiles (the paper's Sections 3.1 and 5.1)."""
+"""FlashRelation: exact Full Relation, computed tile by tile (the paper's Sections 3.1 and 5.1)."""
 
 import torch
 from torch import Tensor
@@ -18,20 +18,20 @@ def flash_relation(
     transport_self: bool = True,
     documents: Documents | None = None,
 ) -> Tensor:
-    """Full Relation, Y = F I, in memory linear in T (Section 3.1; Appendix A.1 and A.3).
+    """Compute Full Relation, Y = F I, in memory linear in T (Section 3.1; Appendix A.1 and A.3).
 
-    p1, p2, info: (B, H, T, D), one of BF16, FP16 and FP32, any strides, T from 1 to 1,048,560 (in
-    16 bits twice that: a pass takes 65,535 tiles of a head) and D from 16 to 128; p1 and p2 after
-    RoPE, info after Givens mixing; p2 and info may have fewer heads, a divisor of H, each read by
-    neighbouring heads of p1. lam: one FP32 number, shape () or (1,). Returns
-    (B, H, T, D) in their dtype, stored as (B, T, H, D). Scores, normalisers and sums are FP32.
-    Differentiable once in p1, p2, info and lam; equal inputs give bitwise equal gradients.
-    `transport_self=False` is the exchange-only ablation (Appendix D.1): the same flow, of which
-    only the entries j < i carry information. documents: a token sees its own alone, and i counts
-    in it; tiles without a row's document are not read.
+    p1, p2, info: (B, H, T, D), all BF16, FP16 or FP32, with any strides; D from 16 to 128. p1 and
+    p2 come after RoPE, info after Givens mixing. p2 and info may have fewer heads, a divisor of H;
+    neighbouring heads of p1 then share one. T is at most 1,048,560 (16-bit inputs on a GPU: at
+    least 2,097,120): a pass takes up to 65,535 tiles per head. lam: one FP32 number, () or (1,).
+    transport_self: False is the exchange-only ablation (Appendix D.1). The flow F is the same, but
+    only its entries j < i transport information. documents: a token sees only its own document,
+    and i counts within it. The kernels skip tiles of other documents.
 
-    Raises InputError for other shapes, dtypes, mixed devices or tau <= 0, and on a device for
-    which `why_unavailable` has a reason.
+    Returns (B, H, T, D) in the inputs' dtype, stored as (B, T, H, D). Scores, normalisers and sums
+    are FP32. Differentiable once in p1, p2, info and lam; gradients are bitwise repeatable.
+    Raises InputError for other shapes or dtypes, mixed devices, a tau that is not positive and
+    finite, or a device for which `why_unavailable` gives a reason.
     """
     check_arguments("flash_relation", p1, p2, info, tau, lam=lam)
     if lam.dtype != torch.float32 or tuple(lam.shape) not in ((), (1,)):
@@ -44,7 +44,7 @@ def flash_relation(
     starts = ends = None
     if documents is not None:
         starts, ends = documents.starts, documents.ends
-    # Imported here, as it needs Triton.
+    # Imported here because it needs Triton.
     from relation.kernels.flash_relation.op import EagerRelation, relation_forward
 
     run = EagerRelation.apply if is_eager(p1, p2, info, lam) else relation_forward

@@ -1,7 +1,7 @@
-"""`portable.forward_kernel` in Gluon, for BF16 on Hopper: without a running maximum.
+"""`portable.forward_kernel` in Gluon, for BF16 on Hopper, without a running maximum.
 
-`hopper_tiles` explains what Gluon adds. A consumer keeps one product ahead: while it turns the
-scores of a tile into weights, the tensor cores still add the tile before to z.
+`hopper_tiles` explains the terms of Gluon. Products and other work overlap: while a consumer turns
+the scores of one tile into weights, the tensor cores still add the previous tile to z.
 """
 
 from triton.experimental import gluon
@@ -61,7 +61,7 @@ def _producer(
 ):  # fmt: skip
     """Bring each block's rows of p1, then the history that they see, up to the diagonal.
 
-    MEMBERS: heads of p1 that share one of p2; TILE: bytes of a tile.
+    MEMBERS: heads of p1 that share one head of p2. TILE: bytes of a tile.
     """
     p1_tiles, p2_tiles, info_tiles = tiles
     heads, blocks, all_blocks, H, documents = sizes
@@ -75,6 +75,7 @@ def _producer(
         b, h = head // H, head % H
         # The last rows have the longest history, so they start first.
         i_block = (blocks - 1 - place) * (BLOCK * GROUPS)
+        # Wait until all consumers have left the slot. The tiles of p1 then complete `ready`.
         slot = slot_of(turn, SLOTS)
         await_slot(free, turn, SLOTS)
         hand_over(work, slot, b, h, i_block, block)
@@ -84,6 +85,7 @@ def _producer(
             fetch(p1_tiles, b, h, i_block + BLOCK * g, p1, at, ready.index(slot))
         first, whole = scan_of(documents, b, i_block, False)
         for step in range(first, whole + GROUPS):
+            # Wait until all consumers have left the stage. p2 and info then complete `full`.
             mbarrier.wait(empty.index(stage), phase)
             mbarrier.expect(full.index(stage), 2 * TILE)
             fetch(p2_tiles, b, h // MEMBERS, step * BLOCK, p2, stage, full.index(stage))
@@ -96,7 +98,7 @@ def _producer(
 
 @gluon.jit
 def _exponents(u, SCALE: gl.constexpr, SCALED: gl.constexpr):
-    """E log2(e)."""
+    """Return E log2(e) of scores u: of U / 2 if SCALED, else of U sqrt(D)."""
     if SCALED:
         return u * (tanh(u) * LOG2_E + LOG2_E)
     else:
@@ -115,7 +117,7 @@ def _consumer(
     p1, p2, info, full, empty, ready, free, work = memory
     DTYPE: gl.constexpr = p1[0].dtype
     S: gl.constexpr = products(BLOCK)
-    # Tiles that every row sees need no mask, where registers last for a loop of their own.
+    # Tiles that every row sees need no mask. They get a separate loop if registers suffice for it.
     SPLIT: gl.constexpr = documents is not None and REST == 0
     lam = gl.load(lam)
     # The stage before the first.
@@ -127,6 +129,7 @@ def _consumer(
     z_rest = no_product(REST) if REST > 0 else z
     b, h, i_block = receive(work, ready, turn, SLOTS)
     while b >= 0:
+        # The block's rows of p1 have arrived (`receive` waited for `ready`): (BLOCK, D).
         slot = slot_of(turn, SLOTS)
         place = slot * GROUPS + ME
         i_start = i_block + BLOCK * ME
@@ -139,6 +142,7 @@ def _consumer(
         start_i = bound_of(documents, b, i_start + gl.arange(0, BLOCK, gl.SliceLayout(1, S)))
         for WHOLE in gl.static_range(2 if SPLIT else 1):
             for step in range(whole if WHOLE else first, i_start // BLOCK if WHOLE else whole):
+                # Wait for TMA, then form the scores P1 P2^T of a tile (BLOCK, BLOCK).
                 before = stage
                 stage, phase = next_stage(stage, phase, STAGES)
                 mbarrier.wait(full.index(stage), phase)
@@ -146,22 +150,26 @@ def _consumer(
                 u, w, z, z_rest = await_scores(
                     u, w, tile_at(info, before), z, z_rest, step > first + 1, 0, REST, GROUPS
                 )
+                # One group: z += W I of the previous step has ended too, so its stage is released.
                 if GROUPS == 1 and step > first:
                     leave(empty.index(before))
+                # W_ij = exp(E_ij); l += sum of W_ij over j.
                 e2 = _exponents(u, SCALE, SCALED)
                 weight = gl.exp2(
                     only_seen(e2, None if WHOLE else documents, start_i, step * BLOCK, False)
                 )
                 history += partial_sums(weight)
+                # Several groups: the previous step's z += W I, begun in `await_scores`, ends here.
                 if GROUPS > 1:
                     weight, w, z, z_rest = await_sum(weight, w, z, z_rest, REST)
                     if step > first:
                         leave(empty.index(before))
                 w = gl.convert_layout(weight.to(DTYPE), factors(WIDE))
+                # One group begins z += W I (BLOCK, D) now; the next step waits for it.
                 if GROUPS == 1:
                     z, z_rest = begin_sum(w, tile_at(info, stage), z, z_rest, step > first, REST)
 
-        # The diagonal.
+        # The diagonal: the same waits, with history j < i and Self j = i in one tile.
         before = stage
         stage, phase = next_stage(stage, phase, STAGES)
         mbarrier.wait(full.index(stage), phase)
@@ -174,10 +182,11 @@ def _consumer(
         j = gl.expand_dims(gl.arange(0, BLOCK, gl.SliceLayout(0, S)), 0)
         i = gl.arange(0, BLOCK, gl.SliceLayout(1, S))
         own = j == gl.expand_dims(i, 1)
+        # Self: S_i = sigma(U_ii / tau) weighs exp(S_i + lam log i); i counts in its document.
         u_self = gl.sum(gl.where(own, u, 0.0), 1)
         s = sigmoid(u_self * (2.0 / tau if SCALED else SCALE / tau))
         self2 = s * LOG2_E + lam * gl.log2((i_start + i - start_i + 1).to(gl.float32))
-        # Without history only Self is left: any weight will do, and 1 divides away exactly.
+        # Without history only Self is left. Any weight divides out; 1 does so exactly.
         self2 = gl.where(i_start + i == start_i, 0.0, self2)
         e2 = only_seen(_exponents(u, SCALE, SCALED), documents, start_i, i_start, False)
         weight = gl.exp2(gl.where(j < gl.expand_dims(i, 1), e2, float("-inf")))
@@ -191,6 +200,7 @@ def _consumer(
         w = gl.convert_layout(weight.to(DTYPE), factors(WIDE))
         z, z_rest = begin_sum(w, tile_at(info, stage), z, z_rest, i_start > first * BLOCK, REST)
 
+        # A - S = log l_i - (S + lam log i), and n = log2 of history's and Self's weights together.
         l_i = join_sums(history)
         l_all = l_i + gl.exp2(self2)
         share = 1.0 / l_all
@@ -198,6 +208,7 @@ def _consumer(
         at = gl.cast(b * H + h, gl.int64) * T
         gl.store(gate_logit + at + i, (gl.log2(l_i) - self2) * LN_2, mask=i < T)
         gl.store(log_norm + at + i, gl.log2(l_all), mask=i < T)
+        # Wait for the diagonal's product and release its stage.
         if REST > 0:
             y_i, y_rest, w = warpgroup_mma_wait(0, deps=[z, z_rest, w])
             z_rest = warpgroup_mma_init(y_rest)
@@ -205,7 +216,7 @@ def _consumer(
             y_i, w = warpgroup_mma_wait(0, deps=[z, w])
         z = warpgroup_mma_init(y_i)
         leave(empty.index(stage))
-        # Y takes the place of p1.
+        # Y = z / l overwrites p1 in the slot, and TMA stores it from there.
         y_i *= gl.expand_dims(gl.convert_layout(share, gl.SliceLayout(1, products(WIDE))), 1)
         p1_i[0].store(y_i.to(DTYPE))
         if REST > 0:
@@ -213,6 +224,7 @@ def _consumer(
             p1_i[1].store(y_rest.to(DTYPE))
         fence_async_shared()
         send(y_tiles, b, h, i_start, p1, place)
+        # The remaining tiles are history of later groups only.
         for _g in gl.static_range(ME + 1, GROUPS):
             stage, phase = next_stage(stage, phase, STAGES)
             pass_by(full, empty, stage, phase)
@@ -242,6 +254,8 @@ def hopper_forward_kernel(
     sizes = heads, blocks, all_blocks, H, starts if starts is None else (starts, T)
     given = (y_tiles, y_rests), lam, gate_logit, log_norm, sizes, T, tau
     TILE: gl.constexpr = 2 * BLOCK * (WIDE + REST)
+    # Consumer 0 has the launch's own four warps. The producer (one warp) and consumers 1 and 2
+    # (four warps each) run next to it; only the first GROUPS + 1 functions of the list are started.
     gl.warp_specialize(
         [
             (_consumer, (

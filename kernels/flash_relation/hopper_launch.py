@@ -1,7 +1,7 @@
-"""Launchers of the Gluon kernels for Hopper. To launch them, ask `launch.chosen` before importing.
+"""Launches the Gluon kernels for Hopper. Import it only if `launch.chosen` returns a launch.
 
-A kernel's counters are cleared on the launch's own stream, and in a CUDA graph with it: launches
-beside each other never share one.
+Every launch allocates its counters and clears them on its stream, or in a node of its CUDA graph.
+So concurrent launches never share a counter.
 """
 
 import functools
@@ -25,25 +25,25 @@ from relation.kernels.flash_relation.launches import (
 )
 from relation.kernels.flash_relation.portable import scales_exactly
 
-# The producer's warp, and the three idle ones that make it a warp group, keep the fewest that the
-# hardware allows; the consumers share what they leave.
+# Per thread of the producer's warp, and of three idle warps that fill up its warp group: the
+# fewest that the hardware allows. The consumers share the rest.
 PRODUCER_REGISTERS = 24
 
 
 @functools.cache
 def tile_layout(width: int) -> gl.NVMMASharedLayout:
-    """How a 16-bit tile of `width` columns lies in shared memory, for wgmma to read."""
+    """Return the shared-memory layout in which wgmma reads a 16-bit tile of `width` columns."""
     return gl.NVMMASharedLayout.get_default_for([1, 1, GLUON_BLOCK, width], gl.bfloat16)
 
 
 @functools.cache
 def numbers_layout() -> gl.NVMMASharedLayout:
-    """How numbers, one a row, lie there: one after the other."""
+    """Return the shared-memory layout of FP32 numbers, one per row of a tile: contiguous."""
     return gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
 
 
 def _describe(x: Tensor) -> list[TensorDescriptor | None]:
-    """Of x (B, H, T, D) its WIDE columns and the REST, None where there is no rest."""
+    """Describe the WIDE and the REST columns of x (B, H, T, D) to TMA; None if REST is 0."""
     shape, strides = x.shape, x.stride()
     return [
         TensorDescriptor(x, shape, strides, [1, 1, GLUON_BLOCK, width], tile_layout(width))
@@ -54,13 +54,13 @@ def _describe(x: Tensor) -> list[TensorDescriptor | None]:
 
 
 def _describe_numbers(x: Tensor, T: int) -> TensorDescriptor:
-    """Of FP32 numbers (B, H, T) or (heads, planes, T or a few more): a row each, zeros past T."""
+    """Describe FP32 numbers (B, H, T) or (heads, planes, >= T) as rows of T, with zeros past T."""
     shape, strides = (x.shape[0] * x.shape[1], T), (x.stride(1), 1)
     return TensorDescriptor(x, shape, strides, [1, GLUON_BLOCK], numbers_layout())
 
 
 def consumer_registers(launch: GluonLaunch) -> int:
-    """Of a thread of every consumer but the first, which gets the rest; they come in eights."""
+    """Registers per thread, a multiple of 8, of all consumers but the first. It gets the rest."""
     all_registers = launch.registers * (launch.groups + 1)
     return (all_registers - PRODUCER_REGISTERS) // launch.groups // 8 * 8
 
@@ -69,9 +69,9 @@ def _launch(
     kernel, launch: GluonLaunch, given: tuple, owned: Tensor, scanned: Tensor, numbers: tuple,
     transport_self: bool,
 ) -> None:  # fmt: skip
-    """Launch a pass that owns blocks of `owned` and scans `scanned`.
+    """Launch a pass whose programs own blocks of rows of `owned` and scan `scanned`.
 
-    given: the kernel's tensors and descriptors; numbers: its last arguments.
+    given: the kernel's tensors and descriptors. numbers: its last positional arguments.
     """
     _, H, _, D = owned.shape
     heads, blocks, rounds = grid(owned, GLUON_BLOCK * launch.groups)
@@ -92,7 +92,7 @@ def launch_forward(
     launch: GluonLaunch, p1: Tensor, p2: Tensor, info: Tensor, lam: Tensor, starts: Tensor | None,
     y: Tensor, gate_logit: Tensor, log_norm: Tensor, tau: float, transport_self: bool,
 ) -> None:  # fmt: skip
-    """`portable.forward` in Gluon."""
+    """Do in Gluon what `portable.forward` does in Triton."""
     counter = p1.new_zeros(1, dtype=torch.int32)
     tiles = [part for x in (p1, p2, info, y) for part in _describe(x)]
     given = *tiles, counter, lam, starts, gate_logit, log_norm
@@ -105,17 +105,17 @@ def launch_backward(
     y: Tensor, dy: Tensor, gate_logit: Tensor, log_norm: Tensor, starts: Tensor | None,
     ends: Tensor | None, dp1: Tensor, dp2: Tensor, dinfo: Tensor, tau: float, transport_self: bool,
 ) -> Tensor:  # fmt: skip
-    """`portable.backward` in Gluon; the second kernel also adds up dlam's parts."""
+    """Do in Gluon what `portable.backward` does; the second kernel also sums dlam's parts."""
     B, H, T, _ = p1.shape
-    # Of each head three planes, from the first kernel to the second: -n and -G . Y of its rows, and
-    # what flows through Self.
+    # Three planes per head, which the first kernel writes and the second reads: -n, -G . Y, and
+    # Self's share of the gradient, dL/dU_ii D^-1/2.
     row_sums = log_norm.new_empty((B * H, 3, cdiv(T, 4) * 4))
     groups = p1_launch.groups
     parts = log_norm.new_empty(B * H * cdiv(T, GLUON_BLOCK * groups) * groups)
     dlam = log_norm.new_empty(())
     counters = p1.new_zeros(2, dtype=torch.int32)
     norms, logits, sums = (_describe_numbers(x, T) for x in (log_norm, gate_logit, row_sums))
-    # Both kernels read these.
+    # Both kernels read these tensors, so they share the descriptors.
     p1_tiles, p2_tiles, info_tiles, dy_tiles = map(_describe, (p1, p2, info, dy))
     given = (
         *p1_tiles, *dy_tiles, *_describe(y), *p2_tiles, *info_tiles, *_describe(dp1),

@@ -1,8 +1,8 @@
 """The backward pass over rows, `portable.p1_kernel`, in Gluon, for BF16 on Hopper.
 
-`hopper_tiles` explains what Gluon adds. While a consumer turns the scores of a tile into dU, the
-tensor cores still add the tile before to the gradient of p1. The diagonal comes last, when all that
-flows through Self is known: its gradient is then one more entry of dU.
+`hopper_tiles` explains the terms of Gluon. While a consumer turns the scores of one tile into dU,
+the tensor cores still add the previous tile to the gradient of p1. The diagonal comes last. Then
+Self's gradient is known, and it becomes the diagonal entry of dU.
 """
 
 from triton.experimental import gluon
@@ -66,8 +66,8 @@ def _producer(
 ):  # fmt: skip
     """Bring each block's rows, then its Y, then the history that they see, up to the diagonal.
 
-    Y takes a stage: p2's place, and a second group's Y information's. counters: of these blocks and
-    of p2_info's; MEMBERS: heads of p1 that share one of p2; TILE: bytes of a tile.
+    Y takes one stage: the place of p2 and, for a second group, of info. counters: for blocks of
+    this kernel and of p2_info's. MEMBERS: heads of p1 per head of p2. TILE: bytes of a tile.
     """
     p1_tiles, dy_tiles, y_tiles, p2_tiles, info_tiles = tiles
     norm_tiles, logit_tiles = numbers
@@ -82,6 +82,7 @@ def _producer(
         b, h = head // H, head % H
         # The last rows have the longest history, so they start first.
         i_block = (blocks - 1 - place) * (BLOCK * GROUPS)
+        # Wait until all consumers have left the slot. p1, dY, n and A - S then complete `ready`.
         slot = slot_of(turn, SLOTS)
         arrival = ready.index(slot)
         await_slot(free, turn, SLOTS)
@@ -94,6 +95,7 @@ def _producer(
             fetch(dy_tiles, b, h, i_start, dy, at, arrival)
             fetch_row_numbers(norm_tiles, head, i_start, norms, at, arrival)
             fetch_row_numbers(logit_tiles, head, i_start, logits, at, arrival)
+        # Each stage, first Y's, is refilled after all consumers have left it.
         mbarrier.wait(empty.index(stage), phase)
         mbarrier.expect(full.index(stage), TILE * GROUPS)
         fetch(y_tiles, b, h, i_block, p2, stage, full.index(stage))
@@ -114,7 +116,7 @@ def _producer(
 
 @gluon.jit
 def _mean_h(y, dy):
-    """What the columns of the tiles y and dy give to G . Y."""
+    """Return G_i . Y_i, summed over the columns of the tiles y and dy."""
     both = dy.load(factors(BLOCK)).to(gl.float32) * y.load(factors(BLOCK)).to(gl.float32)
     return gl.convert_layout(gl.sum(both, 1), gl.SliceLayout(1, products(BLOCK)))
 
@@ -130,10 +132,10 @@ def _consumer(
     p1, dy, p2, info, norms, logits, means, full, empty, ready, free, work = memory
     DTYPE: gl.constexpr = p1[0].dtype
     S: gl.constexpr = products(BLOCK)
-    # Tiles that every row sees have a loop of their own, without a mask.
+    # Tiles that every row sees have a separate loop, without a mask.
     SPLIT: gl.constexpr = documents is not None
     HALF_SCALE: gl.constexpr = 0.5 * SCALE
-    # Of U, of H and of dU each: columns are one or two tiles.
+    # wgmma products per U, per H and per sum of dU: one for each tile of columns.
     PRODUCTS: gl.constexpr = 2 if REST > 0 else 1
     stage = 0
     phase = 0
@@ -143,6 +145,7 @@ def _consumer(
     dp1_rest = no_product(REST) if REST > 0 else dp1_i
     b, h, i_block = receive(work, ready, turn, SLOTS)
     while b >= 0:
+        # Rows: p1 and G = dY (BLOCK, D), n (BLOCK,). They have arrived (`receive`); Y comes next.
         slot = slot_of(turn, SLOTS)
         place = slot * GROUPS + ME
         i_start = i_block + BLOCK * ME
@@ -154,7 +157,7 @@ def _consumer(
         mean_h_i = _mean_h(y_i[0], dy_i[0])
         if REST > 0:
             mean_h_i += _mean_h(y_i[1], dy_i[1])
-        # p2_info subtracts them, so it gets them negative.
+        # Stored negative, because p2_info adds them.
         means.index(place).reshape([BLOCK]).store(-mean_h_i)
         norms.index(place).reshape([BLOCK]).store(-norm_i)
         if SCALED:
@@ -167,6 +170,7 @@ def _consumer(
         start_i = bound_of(documents, b, i_start + gl.arange(0, BLOCK, gl.SliceLayout(1, S)))
         for WHOLE in gl.static_range(2 if SPLIT else 1):
             for step in range(whole if WHOLE else first, i_start // BLOCK if WHOLE else whole):
+                # U = P1 P2^T and H = G I^T of a tile (BLOCK, BLOCK), in this order.
                 before = stage
                 stage, phase = next_stage(stage, phase, STAGES)
                 mbarrier.wait(full.index(stage), phase)
@@ -177,8 +181,11 @@ def _consumer(
                     u, du, tile_at(p2, before), dp1_i, dp1_rest, step > first + 1, PRODUCTS, REST,
                     GROUPS,
                 )  # fmt: skip
+                # One group: besides U, dP1 += dU P2 of the previous step has ended, so the stage
+                # before is released (in the first step it is Y's). H may still be pending.
                 if GROUPS == 1:
                     leave(empty.index(before))
+                # F_ij = 2^(E_ij log2(e) - n_i), from E = SiLU(U).
                 half_u = u if SCALED else u * HALF_SCALE
                 t = tanh(half_u)
                 e = half_u * t + half_u
@@ -186,14 +193,17 @@ def _consumer(
                 f = gl.exp2(
                     only_seen(log2_f, None if WHOLE else documents, start_i, step * BLOCK, False)
                 )
+                # Wait for H, but with several groups not for the dP1 product begun after it.
                 if GROUPS > 1:
                     h_ij, f = warpgroup_mma_wait(PRODUCTS, deps=[h_ij, f])
                 else:
                     h_ij = warpgroup_mma_wait(0, deps=[h_ij])
+                # dE_ij = F_ij (H_ij - G_i . Y_i), and dU_ij = dE_ij (1 + t + E_ij (1 - t)) / 2.
                 history += partial_sums(f * h_ij)
                 de = f * (h_ij - mean_h_i)
-                # Twice dU / scale: the factor is applied once, to the sum.
+                # du_ij is 2 dU_ij. The factor scale / 2 is applied once, to the sum.
                 du_ij = de * ((e - e * t) + t) + de
+                # Several groups: dP1 += dU P2 of the previous step ends here, and frees its stage.
                 if GROUPS > 1:
                     du_ij, du, dp1_i, dp1_rest = await_sum(du_ij, du, dp1_i, dp1_rest, REST)
                     leave(empty.index(before))
@@ -201,7 +211,7 @@ def _consumer(
                 if GROUPS == 1:
                     dp1_i, dp1_rest = begin_sum(du, p2_j, dp1_i, dp1_rest, step > first, REST)
 
-        # The diagonal is last: all that flows through Self is known then.
+        # The diagonal: U and H as above, but each group waits for both at once.
         before = stage
         stage, phase = next_stage(stage, phase, STAGES)
         mbarrier.wait(full.index(stage), phase)
@@ -234,7 +244,8 @@ def _consumer(
         history += partial_sums(f * h_ij)
         de = f * (h_ij - mean_h_i)
         du_ij = de * ((e - e * t) + t) + de
-        # As in `portable.p1_kernel`: in FP32 from the scores.
+        # dA_i = (1 - g_i) (sum of F_ij H_ij over j < i, minus g_i H_ii), in FP32 from the scores as
+        # in `portable.p1_kernel`; 1 - g = sigma(S - A) = F_ii. dS = -dA.
         da = join_sums(history)
         logit = row_numbers(logits, place)
         if TRANSPORT_SELF:
@@ -243,11 +254,11 @@ def _consumer(
         s = sigmoid(u_self * (2.0 / tau if SCALED else SCALE / tau))
         du_self_i = -da * s * (1.0 - s) * (SCALE / tau)
         logits.index(place).reshape([BLOCK]).store(du_self_i)
-        # Of rows past the end G and with it da is 0.
+        # dlam = -sum of dA_i log i. In rows past T, G is 0, and so is da.
         dlam = gl.sum(-da * gl.log((i_start + i - start_i + 1).to(gl.float32)), 0)
         gl.store(dlam_partial + (block_of(work, slot) * GROUPS + ME), dlam)
         if SCALED:
-            # No product reads these numbers, but the check of fences cannot tell them from a tile.
+            # No product reads these numbers, but the tests' check of fences takes them for a tile.
             fence_async_shared()
         du_ij = gl.where(own, gl.expand_dims(du_self_i * (2.0 / SCALE), 1), du_ij)
         if GROUPS > 1:
@@ -256,6 +267,7 @@ def _consumer(
         du = gl.convert_layout(du_ij.to(DTYPE), factors(WIDE))
         dp1_i, dp1_rest = begin_sum(du, p2_j, dp1_i, dp1_rest, i_start > first * BLOCK, REST)
 
+        # Wait for the diagonal's product and release its stage.
         if REST > 0:
             sum_i, sum_rest, du = warpgroup_mma_wait(0, deps=[dp1_i, dp1_rest, du])
             dp1_rest = warpgroup_mma_init(sum_rest)
@@ -264,7 +276,7 @@ def _consumer(
         dp1_i = warpgroup_mma_init(sum_i)
         leave(empty.index(stage))
         stage, phase = next_stage(stage, phase, STAGES)
-        # The gradient takes the place of p1.
+        # dP1 overwrites p1 in the slot; TMA stores it and three rows of numbers from there.
         p1_i[0].store((sum_i * HALF_SCALE).to(DTYPE))
         if REST > 0:
             p1_i[1].store((sum_rest * HALF_SCALE).to(DTYPE))
@@ -274,6 +286,7 @@ def _consumer(
         send_row_numbers(sums_tiles, sums_row, i_start, norms, place)
         send_row_numbers(sums_tiles, sums_row + 1, i_start, means, place)
         send_row_numbers(sums_tiles, sums_row + 2, i_start, logits, place)
+        # The remaining tiles are history of the second group only.
         for _g in gl.static_range(ME + 1, GROUPS):
             pass_by(full, empty, stage, phase)
             stage, phase = next_stage(stage, phase, STAGES)
@@ -313,6 +326,7 @@ def hopper_p1_kernel(
     ready, free = allocate_ring(SLOTS, GROUPS)
     memory = p1, dy, p2, info, norms, logits, means, full, empty, ready, free, allocate_work()
     TILE: gl.constexpr = 2 * BLOCK * (WIDE + REST)
+    # Consumer 0 has the launch's own four warps, the producer one warp, consumer 1 four more.
     gl.warp_specialize(
         [
             (_consumer, (

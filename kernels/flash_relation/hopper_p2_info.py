@@ -1,9 +1,9 @@
-"""The backward pass over history of `portable.p2_info_kernel` in Gluon, for BF16 on Hopper.
+"""The backward pass over history, `portable.p2_info_kernel`, in Gluon, for BF16 on Hopper.
 
-`hopper_tiles` explains what Gluon adds. Scores are formed transposed, P2 P1^T, so that F^T and dU^T
-are left factors, from registers. A consumer keeps products ahead: while it works on the scores of a
-tile, the tensor cores still add the tile before to the gradients, with several groups to that of p2
-alone.
+`hopper_tiles` explains the terms of Gluon. Scores are formed transposed, P2 P1^T, so that F^T and
+dU^T are left factors in registers. Products and other work overlap: while a consumer works on the
+scores of one tile, the tensor cores still add the previous tile to the gradients, with several
+groups only to the gradient of p2.
 """
 
 from triton.experimental import gluon
@@ -59,11 +59,11 @@ def _producer(
     MEMBERS: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, GROUPS: gl.constexpr,
     TILE: gl.constexpr,
 ):  # fmt: skip
-    """Bring each block's history, then the rows that read it: of each head of p1 in turn.
+    """Bring each block's history, then the rows that read it, for each head of p1 in turn.
 
-    The first of these rows are the block's own, and bring what flows through Self. heads and H
-    count heads of p2; counters: p1's blocks and these; MEMBERS: heads of p1 that share one of p2;
-    TILE: bytes of a tile.
+    The first of these rows are the block's own tokens; Self's numbers come with them. heads and H
+    count heads of p2. counters: the block counters of p1's kernel and of this one. MEMBERS: heads
+    of p1 per head of p2. TILE: bytes of a tile.
     """
     p2_tiles, info_tiles, p1_tiles, dy_tiles = tiles
     logit_tiles, sums_tiles = numbers
@@ -75,10 +75,11 @@ def _producer(
     turn = 0
     block = gl.program_id(0)
     while block < all_blocks:
-        # The first of history is read by the most rows, so it starts first.
+        # The earliest history is read by the most rows, so it starts first.
         shared, place = place_of(block, heads, blocks)
         b, h = shared // H, shared % H
         j_block = place * (BLOCK * GROUPS)
+        # Wait until all consumers have left the slot. p2 and info then complete `ready`.
         slot = slot_of(turn, SLOTS)
         await_slot(free, turn, SLOTS)
         hand_over(work, slot, b, h, j_block, block)
@@ -93,6 +94,8 @@ def _producer(
             head = shared * MEMBERS + member
             for step in range((blocks - place) * GROUPS if documents is None else steps):
                 i_start = j_block + step * BLOCK
+                # Wait until all consumers have left the stage. p1, dY, -n, -G . Y and, for the
+                # diagonal, A - S and Self's gradient then complete `full`.
                 arrival = full.index(stage)
                 mbarrier.wait(empty.index(stage), phase)
                 if step < GROUPS:
@@ -113,20 +116,20 @@ def _producer(
 
 @gluon.jit
 def _tiles_of_rows(documents, b, j_start):
-    """How many tiles of rows see history of the block at j_start."""
+    """Return how many tiles of rows see history of the block at j_start."""
     end = bound_of(documents, b, j_start + BLOCK - 1)
     return (end - j_start + BLOCK - 1) // BLOCK
 
 
 @gluon.jit
 def _along(numbers, stage):
-    """Of the rows of a stage, one a column of the transposed scores."""
+    """Return the numbers of a stage's rows, one per column of the transposed scores."""
     return gl.expand_dims(row_numbers(numbers, stage, 0), 0)
 
 
 @gluon.jit
 def _down(numbers, stage):
-    """Of a stage, one a row of the transposed scores: of the block's own."""
+    """Return the numbers of a stage, one per row of the transposed scores: the block's tokens."""
     return gl.expand_dims(row_numbers(numbers, stage, 1), 1)
 
 
@@ -137,32 +140,34 @@ def _scan_head(
     STAGES: gl.constexpr, GROUPS: gl.constexpr, SCALE: gl.constexpr, SCALED: gl.constexpr,
     ALONE: gl.constexpr,
 ):  # fmt: skip
-    """Add what the rows of a head give to the gradients of the history at j_start.
+    """Add the share of one head's rows to the gradients of a block of history.
 
-    seen: how many tiles of rows see some of it, how many see it all, documents, and where they end,
-    counted from j_start. ALONE: no other head reads this history, and there is nothing to add to.
+    seen: how many tiles of rows see some of the block, how many see all of it, documents, and where
+    they end, counted from the block's start. ALONE: no other head reads this history, so the first
+    products replace the sums.
     """
     tiles, whole, documents, end_j = seen
     _, _, p1, dy, norms, means, logits, selves, full, empty, _, _, _ = memory
     DTYPE: gl.constexpr = p1[0].dtype
     S: gl.constexpr = products(BLOCK)
     HALF_SCALE: gl.constexpr = 0.5 * SCALE
-    # Of U, of H and of either gradient each: columns are one or two tiles.
+    # wgmma products per U, per H and per gradient: one for each tile of columns.
     PRODUCTS: gl.constexpr = 2 if REST > 0 else 1
-    # H's products begin before U's are waited for, while registers last. Above 64 columns one group
-    # has none for the factors of the step before as well: at 80 ptxas would serialise all (C7512).
+    # If registers suffice, H begins before the wait for U. Above 64 columns they do not for one
+    # group, which still holds the previous factors: at 80 ptxas would serialise all (C7512).
     H_FIRST: gl.constexpr = WIDE + REST <= 64 or GROUPS > 1
-    # Several groups end dinfo's product within its step, or ptxas would serialise all (C7512), and
-    # begin dp2's in the next step, behind H's. At 128 columns, which are one tile, registers do not
-    # last for that: dp2's begins at once.
+    # Several groups end dinfo's product within its step, or ptxas would serialise all (C7512). They
+    # begin dp2's in the next step, after H. At 128 columns, which are one tile, registers do not
+    # suffice for that, so dp2's begins within its step.
     LATE: gl.constexpr = GROUPS > 1 and WIDE + REST < 128
-    # Tiles whose rows all see the block need no mask, where registers last for a loop of their own.
+    # Tiles whose rows all see the block need no mask: a separate loop, if registers suffice for it.
     SPLIT: gl.constexpr = documents is not None and REST == 0
 
+    # Rows before this group's history do not see it.
     for _g in gl.static_range(ME):
         pass_by(full, empty, stage, phase)
         stage, phase = next_stage(stage, phase, STAGES)
-    # The diagonal.
+    # The diagonal: U^T = P2 P1^T and H^T = I G^T of a tile (BLOCK of history, BLOCK of rows).
     mbarrier.wait(full.index(stage), phase)
     p1_i = tile_at(p1, stage)
     dy_i = tile_at(dy, stage)
@@ -175,18 +180,19 @@ def _scan_head(
     e = half_u * t + half_u
     j = gl.expand_dims(gl.arange(0, BLOCK, gl.SliceLayout(1, S)), 1)
     i = gl.expand_dims(gl.arange(0, BLOCK, gl.SliceLayout(0, S)), 0)
-    # Rows past the end come as zeros, and so do their products.
+    # F^T and dU^T as in p1. Rows past T are zeros in p1 and dY, and add nothing to the sums.
     past, own = j < i, j == i
     log2_f = only_seen(e * LOG2_E + minus_norm, documents, end_j, 0, True)
     ft = gl.exp2(gl.where(past, log2_f, float("-inf")))
     de = ft * (ht + minus_mean)
     dut = de * ((e - e * t) + t) + de
-    # Self's entries of twice dU / scale and of F.
+    # Self's entries: 2 dU_jj, from the stored dU_jj D^-1/2, and F_jj = sigma(S - A).
     dut = gl.where(own, _down(selves, stage) * (2.0 / SCALE), dut)
     if TRANSPORT_SELF:
         ft = gl.where(own, sigmoid(-_down(logits, stage)), ft)
     ft = gl.convert_layout(ft.to(DTYPE), factors(WIDE))
     dut = gl.convert_layout(dut.to(DTYPE), factors(WIDE))
+    # dI += F^T G and dP2 += dU^T P1, both (BLOCK, D). LATE begins dP2 in the next step.
     dinfo_j, dinfo_rest = begin_sum(ft, dy_i, dinfo_j, dinfo_rest, not ALONE, REST)
     if GROUPS > 1:
         dut, ft, dinfo_j, dinfo_rest = await_sum(dut, ft, dinfo_j, dinfo_rest, REST)
@@ -205,11 +211,13 @@ def _scan_head(
             mbarrier.wait(full.index(stage), phase)
             p1_i = tile_at(p1, stage)
             dy_i = tile_at(dy, stage)
-            # Read ahead of the products, which take long enough for it. Several groups have no
-            # registers for the second yet.
+            # These loads overlap with the products. Several groups lack registers for the means
+            # here and load them later.
             minus_norm = _along(norms, stage)
             if GROUPS == 1:
                 minus_mean = _along(means, stage)
+            # Begin U^T and H^T. Then wait for U^T: by then one group's dI and dP2 of the previous
+            # step have ended, and at 128 columns several groups' dP2. Their stage is left below.
             ut = begin_scores(p2_j, p1_i, REST)
             if H_FIRST:
                 ht = begin_scores(info_j, dy_i, REST)
@@ -217,7 +225,7 @@ def _scan_head(
                 add = not ALONE or step > 1
                 dp2_j, dp2_rest = begin_sum(dut, tile_at(p1, before), dp2_j, dp2_rest, add, REST)
                 ut = warpgroup_mma_wait(2 * PRODUCTS, deps=[ut])
-            # All but H's products, of one or two tiles.
+            # Only H may be pending after these waits.
             elif GROUPS > 1:
                 ut, dut, dp2_j = warpgroup_mma_wait(PRODUCTS, deps=[ut, dut, dp2_j])
             elif REST > 0:
@@ -240,15 +248,16 @@ def _scan_head(
             if MASKED or not SPLIT:
                 log2_f = only_seen(log2_f, documents, end_j, step * BLOCK, True)
             weight = gl.exp2(log2_f)
-            # Twice dU / scale but for its factor H - G . Y: one tile waits for H and not three.
+            # 2 dU^T without its factor H - G . Y: one tile is kept while H is pending, not three.
             slope = weight * ((e - e * t) + t) + weight
+            # Begin dI += F^T G, then wait for H^T; dI may be pending.
             ft = gl.convert_layout(weight.to(DTYPE), factors(WIDE))
             dinfo_j, dinfo_rest = begin_sum(ft, dy_i, dinfo_j, dinfo_rest, True, REST)
             if GROUPS > 1:
                 minus_mean = _along(means, stage)
             ht, slope = warpgroup_mma_wait(PRODUCTS, deps=[ht, slope])
             if LATE:
-                # It began between H's products and dinfo's, so the wait above has covered it.
+                # The previous step's dP2 began after H and before dI, so the last wait included it.
                 slope, dut, dp2_j, dp2_rest = await_sum(slope, dut, dp2_j, dp2_rest, REST, PRODUCTS)
                 leave(empty.index(before))
             dut = gl.convert_layout((slope * (ht + minus_mean)).to(DTYPE), factors(WIDE))
@@ -256,6 +265,7 @@ def _scan_head(
                 dut, ft, dinfo_j, dinfo_rest = await_sum(dut, ft, dinfo_j, dinfo_rest, REST)
             if not LATE:
                 dp2_j, dp2_rest = begin_sum(dut, p1_i, dp2_j, dp2_rest, True, REST)
+    # End both sums, then release the last stage.
     if LATE:
         add = not ALONE or tiles > 1
         dp2_j, dp2_rest = begin_sum(dut, tile_at(p1, stage), dp2_j, dp2_rest, add, REST)
@@ -272,7 +282,7 @@ def _scan_head(
 
 @gluon.jit
 def _add_up(dlam_partial, dlam, parts):
-    """What p1's blocks left of the gradient of lambda, in one order."""
+    """Store dlam, the sum of the parts that p1's kernel wrote, added in a fixed order."""
     PARTS: gl.constexpr = 1024
     at = gl.arange(0, PARTS, gl.BlockedLayout([8], [32], [4], [0]))
     total = gl.zeros([PARTS], gl.float32, gl.BlockedLayout([8], [32], [4], [0]))
@@ -300,6 +310,7 @@ def _consumer(
     turn = 0
     b, h, j_block = receive(work, ready, turn, SLOTS)
     while b >= 0:
+        # The block's history, p2 and info (BLOCK, D), has arrived (`receive`).
         slot = slot_of(turn, SLOTS)
         place = slot * GROUPS + ME
         j_start = j_block + BLOCK * ME
@@ -326,7 +337,7 @@ def _consumer(
                 ME, seen, p2_j, info_j, stage, phase, dp2_j, dp2_rest, dinfo_j, dinfo_rest, memory,
                 TRANSPORT_SELF, WIDE, REST, STAGES, GROUPS, SCALE, SCALED, MEMBERS == 1,
             )  # fmt: skip
-        # The gradients take the places of p2 and of information.
+        # The gradients overwrite p2 and info in the slot, and TMA stores them from there.
         p2_j[0].store((dp2_j * HALF_SCALE).to(DTYPE))
         info_j[0].store(dinfo_j.to(DTYPE))
         if REST > 0:
@@ -371,6 +382,7 @@ def hopper_p2_info_kernel(
     results = (dp2_tiles, dp2_rests), (dinfo_tiles, dinfo_rests), dlam_partial, dlam
     given = results, sizes, parts, T
     TILE: gl.constexpr = 2 * BLOCK * (WIDE + REST)
+    # Consumer 0 has the launch's own four warps, the producer one warp, consumer 1 four more.
     gl.warp_specialize(
         [
             (_consumer, (

@@ -1,51 +1,51 @@
-"""Shared by the Gluon kernels for Hopper: how tiles travel, how blocks are shared out, arithmetic.
+"""Shared by the Gluon kernels for Hopper: moving tiles, distributing blocks, arithmetic.
 
-Gluon is Triton's lower level: the same Python, with what Triton's compiler decides written out.
+Gluon is Triton's lower level: the same Python, but the kernel states what Triton's compiler chooses
+by itself.
 
-Layouts. Which thread holds which numbers of a tile in registers, or how a tile lies in shared
-memory. A product's result has Hopper's own layout (`products`), with 16 rows in each warp, and so
-has its left factor (`factors`). `convert_layout` changes one into another, here without moving a
-number between threads.
+Layouts. A layout says which thread holds which numbers of a tile in registers, or where they are in
+shared memory. `products` is Hopper's layout of a product's result, with 16 rows per warp, `factors`
+that of its left factor. Here `convert_layout` changes one into another within each thread.
 
-Warp specialisation. A program has GROUPS groups of four warps that compute, the consumers, and one
-warp that asks TMA for tiles, the producer, which leaves most of its registers to the consumers.
+Warp specialisation. A program has GROUPS consumers, groups of four warps that compute, and one
+producer, a warp that asks TMA for tiles. Most of the producer's registers go to the consumers.
 
-Groups. Each consumer, ME of GROUPS, owns 64 rows of the program's block and keeps their sums; all
-read the same scanned tiles, which travel once for GROUPS x 64 rows. A scan covers what any group
-needs, and a group leaves unread the tiles that only others need (`pass_by`). With documents there
-is one group: more rows would see more documents, and a scan would be longer.
+Groups. Consumer ME, of GROUPS, owns 64 rows of the program's block and keeps their sums. All read
+the same scanned tiles, so each tile travels once for GROUPS x 64 rows. The producer brings every
+tile that some group needs; the other groups skip it (`pass_by`). With documents there is one group,
+because more rows touch more documents, which makes the scan longer.
 
 Order of products. One group begins the product of a step's weights at the end of that step and
-waits for it in the next. In this order ptxas serialises all products of several groups (C7512).
-They begin it in the next step, behind that step's scores (`await_scores`), and wait for it at that
-step's end (`await_sum`). One group is slower in this order. `hopper_p2_info` has another order.
+waits for it in the next step. With several groups, ptxas serialises all products in that order
+(C7512). They begin it in the next step instead, after that step's scores (`await_scores`), and wait
+for it at that step's end (`await_sum`). One group is slower this way. `hopper_p2_info` differs.
 
-mbarriers. A counter in shared memory that completes a phase, 0, 1, 0 and so on, when its arrivals
-are there and, where one announced some, TMA's bytes. `wait(barrier, phase)` returns once that phase
-is complete; a new barrier counts as having completed phase 1.
+mbarriers. An mbarrier is a counter in shared memory. Its phase completes when all its arrivals and
+all bytes announced to it have come; phases are 0, 1, 0 and so on. `wait(barrier, phase)` returns
+once that phase is complete. A new barrier counts as having completed phase 1.
 
-Rings. Tiles that are scanned travel in STAGES stages: the producer waits until a stage is `empty`,
-TMA's bytes make it `full`, the consumers' arrivals `empty` again. What a block owns travels the
-same way in SLOTS slots, `ready` and `free`, with its place in `work`: with two the next block's
-tiles come while the consumers still end this one, with one when they have. A slot holds a tile for
-each group, at slot * GROUPS + ME. A result leaves from the place of the rows that it belongs to.
-The producer arrives once, each thread of a consumer for itself (`leave`): for one arrival of all
-four warps they would have to meet once more at every tile.
+Rings. Scanned tiles travel through STAGES stages. The producer waits until a stage is `empty` and
+asks TMA to fill it. TMA's bytes make it `full`; the arrivals of all consumers make it `empty`. What
+a block owns travels the same way through SLOTS slots, `ready` and `free`; `work` names the block.
+With two slots, the next block's tiles arrive while the consumers end this block, with one slot
+afterwards. A slot has a tile per group, at slot * GROUPS + ME. A result overwrites the owned rows
+that it belongs to, and TMA stores it from there. The producer arrives once per stage or slot, each
+thread of a consumer for itself (`leave`): else its four warps would have to meet at every tile.
 
 wgmma. `warpgroup_mma(..., is_async=True)` only begins a product; `warpgroup_mma_wait(n, deps)`
-waits until at most n are under way. `deps` must name every register that they read or write, and
-gives them back. wgmma reads shared memory by the way on which TMA writes it: only what threads
-stored there themselves needs `fence_async_shared` first.
+waits until at most n are pending. `deps` must name all registers that the products read or write,
+and the wait returns them. wgmma and TMA reach shared memory the same way; only what threads stored
+there needs `fence_async_shared` before wgmma or TMA reads it.
 
-Blocks. A launch starts as many programs as fit the GPU at once. Each takes the block of its own
-number first and then the next from a counter, which is zero when the launch begins. Which program
-computes a block changes nothing of the result.
+Blocks. A launch starts as many programs as fit the GPU at once. Each computes the block of its own
+number, then takes further numbers from a counter that is zero when the launch begins. The results
+do not depend on which program computes a block.
 
-Documents. None, and then no code, or a pair: their bounds, as `Documents` has `starts` or `ends`,
-and T. A scan keeps to the tiles that its block needs and masks what a row does not see.
+Documents. None, which compiles to no code, or a pair: `Documents.starts` or `Documents.ends`, and
+T. A scan reads only the tiles that its block needs and masks what a row does not see.
 
-Tiles. D columns are a pair of tiles, WIDE and REST columns as `split_width` says; where REST is 0,
-the second is the first once more and stays untouched. Descriptors give zeros past T and D.
+Tiles. D columns are a pair of tiles of WIDE and REST columns (`split_width`). If REST is 0, the
+second tile is the first one again, and nothing uses it. Descriptors give zeros past T and D.
 """
 
 import math
@@ -67,8 +67,8 @@ from relation.kernels.flash_relation.launches import GLUON_BLOCK
 BLOCK = gl.constexpr(GLUON_BLOCK)
 LOG2_E = gl.constexpr(math.log2(math.e))
 LN_2 = gl.constexpr(math.log(2))
-THREADS = gl.constexpr(128)  # of a consumer
-# One number in the registers of the producer's warp and of the consumer's four.
+THREADS = gl.constexpr(128)  # per consumer
+# Layouts of one number in registers, for the producer's one warp and for a consumer's four.
 IN_PRODUCER = gl.constexpr(gl.BlockedLayout([1], [32], [1], [0]))
 IN_CONSUMER = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))
 
@@ -83,7 +83,7 @@ def products(width):
 
 @gluon.constexpr_function
 def factors(width):
-    """The layout of the left factor of such a product, where it lies in registers."""
+    """The layout of such a product's left factor, if it is in registers."""
     return gl.DotOperandLayout(0, products(width), 2)
 
 
@@ -95,7 +95,7 @@ def _allocate(count: gl.constexpr, tiles):
 
 @gluon.jit
 def allocate_tiles(count: gl.constexpr, descriptors):
-    """Shared memory for `count` tiles as a pair of descriptors gives them."""
+    """Allocate shared memory for `count` tiles of a pair of descriptors."""
     wide, rest = descriptors
     first = _allocate(count, wide)
     if rest is None:
@@ -114,17 +114,17 @@ def allocate_barriers(count: gl.constexpr, arrivals: gl.constexpr = 1):
 
 @gluon.jit
 def allocate_ring(count: gl.constexpr, GROUPS: gl.constexpr):
-    """The barriers on which `count` stages or slots fill and are left by all groups."""
+    """Allocate barriers for `count` stages or slots: one set TMA completes, one all consumers."""
     return allocate_barriers(count), allocate_barriers(count, THREADS * GROUPS)
 
 
 @gluon.jit
 def leave(barrier):
-    """Each thread of the consumer arrives, with no wait for the others.
+    """Let each thread of a consumer arrive, without waiting for the other threads.
 
-    The fence ends the thread's reads of the place before it arrives. PTX calls the arrival, which
-    waits for the thread's own cp.async copies, of which it has none, asynchronous, and gives it no
-    release of its own; in sm_90's code it follows the fence (MEMBAR, then ARRIVES).
+    The fence completes the thread's reads before it arrives. It is needed because the arrival waits
+    only for the thread's own cp.async copies (there are none): PTX calls it asynchronous and gives
+    it no release semantics. In sm_90's code the arrival follows the fence (MEMBAR, then ARRIVES).
     """
     gl.inline_asm_elementwise(
         "fence.acq_rel.cta; mov.b32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1
@@ -134,46 +134,46 @@ def leave(barrier):
 
 @gluon.jit
 def leave_together(barrier):
-    """The same by one thread for all four warps, which wait for each other first.
+    """Let one thread arrive for all four warps, after they have waited for each other.
 
-    Where registers are short, ptxas serialises products unless this keeps them apart.
+    If registers are short, ptxas serialises products unless this wait separates them.
     """
     mbarrier.arrive(barrier, count=THREADS)
 
 
 @gluon.jit
 def allocate_work():
-    """For batch, head of it, first row and number of the block in each of two slots."""
+    """Allocate, for each of two slots, the batch, head, first row and number of its block."""
     return gl.allocate_shared_memory(gl.int32, [8, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
 
 
 @gluon.jit
 def allocate_row_numbers(count: gl.constexpr, tiles):
-    """For `count` times a number a row of a block, as the descriptor `tiles` gives them."""
+    """Allocate `count` times BLOCK numbers, one per row, in the layout of the descriptor."""
     return gl.allocate_shared_memory(gl.float32, [count, 1, BLOCK], tiles.layout)
 
 
 @gluon.jit
 def fetch_row_numbers(tiles, row, t, numbers, place, barrier):
-    """Ask TMA for BLOCK numbers from t on of a row of the matrix that `tiles` describes."""
+    """Ask TMA for BLOCK numbers, from t on, of a row of the matrix that `tiles` describes."""
     tma.async_copy_global_to_shared(tiles, [row, t], barrier, numbers.index(place))
 
 
 @gluon.jit
 def send_row_numbers(tiles, row, t, numbers, place):
-    """Ask TMA to store them, as `send` does."""
+    """Ask TMA to store such numbers; the caller must do what `send` requires."""
     tma.async_copy_shared_to_global(tiles, [row, t], numbers.index(place))
 
 
 @gluon.jit
 def row_numbers(numbers, place, AXIS: gl.constexpr = 1):
-    """Numbers that were fetched, one a row (AXIS 1) or a column (0) of a product."""
+    """Load fetched numbers: one per row (AXIS 1) or one per column (AXIS 0) of a product."""
     return numbers.index(place).reshape([BLOCK]).load(gl.SliceLayout(AXIS, products(BLOCK)))
 
 
 @gluon.jit
 def fetch(descriptors, b, h, t, tiles, place, barrier):
-    """Ask TMA for the rows from t on of head h of batch b, to arrive at `barrier`."""
+    """Ask TMA for the BLOCK rows from t on of head h of batch b; their bytes count at `barrier`."""
     wide, rest = descriptors
     first, second = tiles
     tma.async_copy_global_to_shared(wide, [b, h, t, 0], barrier, first.index(place))
@@ -184,9 +184,9 @@ def fetch(descriptors, b, h, t, tiles, place, barrier):
 
 @gluon.jit
 def send(descriptors, b, h, t, tiles, place):
-    """Ask TMA to store the tile at a place as the rows from t on of head h of batch b.
+    """Ask TMA to store the tile at `place` as the rows from t on of head h of batch b.
 
-    The caller has fenced it; once `tma.store_wait(0)` returns, it has been read.
+    Call `fence_async_shared` before. After `tma.store_wait(0)` the place may be overwritten.
     """
     wide, rest = descriptors
     first, second = tiles
@@ -198,7 +198,7 @@ def send(descriptors, b, h, t, tiles, place):
 
 @gluon.jit
 def tile_at(tiles, place):
-    """The tile at a stage or slot, (BLOCK, WIDE) and (BLOCK, REST)."""
+    """Return the pair of tiles at a stage or slot, (BLOCK, WIDE) and (BLOCK, REST)."""
     first, second = tiles
     wide = first.index(place).reshape([BLOCK, first.shape[4]])
     return wide, second.index(place).reshape([BLOCK, second.shape[4]])
@@ -206,7 +206,7 @@ def tile_at(tiles, place):
 
 @gluon.jit
 def scale_tile(tile, FACTOR: gl.constexpr):
-    """Multiply a tile of shared memory, which a product reads next."""
+    """Multiply a tile of shared memory in place, and fence it for the product that reads it."""
     tile.store((tile.load(factors(BLOCK)) * FACTOR).to(tile.dtype))
     fence_async_shared()
 
@@ -215,8 +215,8 @@ def scale_tile(tile, FACTOR: gl.constexpr):
 def begin_scores(left, right, REST: gl.constexpr):
     """Begin left right^T (BLOCK, BLOCK) of two tiles in shared memory.
 
-    Left factors in registers are not for loops that do not change them: ptxas 12.8 and 12.9 take
-    them for free behind the product and overwrite them (kernels/NOTES.md).
+    The left factor is not in registers: in a loop that does not change them, ptxas 12.8 and 12.9
+    consider them free after the product and overwrite them (kernels/NOTES.md).
     """
     scores = gl.zeros([BLOCK, BLOCK], gl.float32, products(BLOCK))
     scores = warpgroup_mma(left[0], right[0].permute((1, 0)), scores, use_acc=False, is_async=True)
@@ -227,9 +227,9 @@ def begin_scores(left, right, REST: gl.constexpr):
 
 @gluon.jit
 def begin_sum(left, right, total, rest, add, REST: gl.constexpr):
-    """Begin total + left right, of a left factor in registers; where `add` is false left right.
+    """Begin total + left right, or only left right if `add` is false. `left` is in registers.
 
-    total, rest: WIDE and REST columns.
+    total, rest: the WIDE and REST columns of the sum.
     """
     total = warpgroup_mma(left, right[0], total, use_acc=add, is_async=True)
     if REST > 0:
@@ -243,12 +243,12 @@ def await_scores(
     u, left, right, total, rest, add, BEHIND: gl.constexpr, REST: gl.constexpr,
     GROUPS: gl.constexpr,
 ):  # fmt: skip
-    """Wait for scores u, but not for BEHIND products that began after them.
+    """Wait for the scores u, but not for BEHIND products that began after them.
 
-    left, right: the factors of the step before. With one group their product is under way, and is
-    waited for as well. With several it begins here, for `await_sum`. In a block's first step there
-    is no step before: the product is of leftovers, perhaps of a tile that TMA is overwriting. The
-    second step's replaces it, since `add` is false there as well.
+    left, right: the factors of the previous step. With one group their product is already pending,
+    and this waits for it too. With several groups it begins here, and `await_sum` waits for it. In
+    a block's first step it multiplies leftovers, perhaps a tile that TMA is overwriting. The second
+    step's product replaces that result, because `add` is false in both steps.
     """
     if GROUPS > 1:
         total, rest = begin_sum(left, right, total, rest, add, REST)
@@ -262,9 +262,9 @@ def await_scores(
 
 @gluon.jit
 def await_sum(done, left, total, rest, REST: gl.constexpr, BEHIND: gl.constexpr = 0):
-    """Wait for what `begin_sum` began, but not for BEHIND products that began after it.
+    """Wait for the product of `begin_sum`, but not for BEHIND products that began after it.
 
-    done: what is computed before the wait.
+    done: a value that the compiler must compute before the wait.
     """
     if REST > 0:
         done, left, total, rest = warpgroup_mma_wait(BEHIND, deps=[done, left, total, rest])
@@ -276,9 +276,9 @@ def await_sum(done, left, total, rest, REST: gl.constexpr, BEHIND: gl.constexpr 
 
 @gluon.jit
 def no_product(WIDTH: gl.constexpr):
-    """What a block's first product of WIDTH columns takes the place of.
+    """Return an initial sum of WIDTH columns, which a block's first product replaces.
 
-    Made once: zeros for every block would end the overlap of products (C7515).
+    A kernel makes it once: zeros in every block would end the overlap of products (C7515).
     """
     return warpgroup_mma_init(gl.zeros([BLOCK, WIDTH], gl.float32, products(WIDTH)))
 
@@ -294,16 +294,16 @@ def next_stage(stage, phase, STAGES: gl.constexpr):
 
 @gluon.jit
 def pass_by(full, empty, stage, phase):
-    """Leave a stage unread whose tiles only other groups need."""
+    """Wait until a stage is full and leave it unread, because only other groups need its tiles."""
     mbarrier.wait(full.index(stage), phase)
     leave(empty.index(stage))
 
 
 @gluon.jit
 def partial_sums(x):
-    """(BLOCK, 4): of each row of x (BLOCK, BLOCK) as products lie, the sums that a thread holds.
+    """Return (BLOCK, 4): the sums over each row of x (BLOCK, BLOCK) in each of its four threads.
 
-    Over a scan they are added as they are, and the four of a row joined once (`join_sums`).
+    x has the layout of a product. A scan adds such sums; `join_sums` joins a row's four at its end.
     """
     parts = x.reshape([BLOCK, BLOCK // 8, 4, 2]).permute((0, 2, 1, 3))
     return gl.sum(parts.reshape([BLOCK, 4, BLOCK // 4]), 2)
@@ -321,13 +321,13 @@ def next_block(counter):
 
 @gluon.jit
 def place_of(block, heads, blocks):
-    """(head, which of its blocks) of a block's number, in the order of `launches.grid`."""
+    """Return (head, block within it) for a block's number, in the order of `launches.grid`."""
     return block // (heads * blocks) * heads + block % heads, block // heads % blocks
 
 
 @gluon.jit
 def hand_over(work, slot, b, h, t, block):
-    """Tell the consumer what comes to a slot: head h of batch b from row t on; b = -1: no more."""
+    """Tell the consumers what comes to a slot: head h of batch b from row t on; b = -1: no more."""
     work.index(slot).store(gl.full([1], b, gl.int32, IN_PRODUCER))
     work.index(2 + slot).store(gl.full([1], h, gl.int32, IN_PRODUCER))
     work.index(4 + slot).store(gl.full([1], t, gl.int32, IN_PRODUCER))
@@ -336,21 +336,21 @@ def hand_over(work, slot, b, h, t, block):
 
 @gluon.jit
 def slot_of(turn, SLOTS: gl.constexpr):
-    """The slot of a program's `turn`-th block."""
+    """Return the slot of a program's `turn`-th block."""
     return turn & (SLOTS - 1)
 
 
 @gluon.jit
 def await_slot(free, turn, SLOTS: gl.constexpr):
-    """Wait, in the producer, until the slot of a turn has been left by the block before in it."""
+    """In the producer: wait until all consumers have left the previous block in a turn's slot."""
     mbarrier.wait(free.index(slot_of(turn, SLOTS)), ((turn >> (SLOTS - 1)) & 1) ^ 1)
 
 
 @gluon.jit
 def leave_slot(free, slot, turn, SLOTS: gl.constexpr, AT_END: gl.constexpr):
-    """Leave the slot of a result that has left it: early in a block that of the one before.
+    """Wait until TMA has read the results in a slot, then leave the slot.
 
-    With one slot, at the end of the block itself.
+    With two slots: early in a block, for the previous block. With one: AT_END of the block itself.
     """
     if (SLOTS == 1) == AT_END and turn > SLOTS - 2:
         tma.store_wait(0)
@@ -359,7 +359,7 @@ def leave_slot(free, slot, turn, SLOTS: gl.constexpr, AT_END: gl.constexpr):
 
 @gluon.jit
 def end_work(work, ready, free, turn, SLOTS: gl.constexpr):
-    """Tell the consumer that no block is left."""
+    """Tell the consumers that no block is left."""
     slot = slot_of(turn, SLOTS)
     await_slot(free, turn, SLOTS)
     hand_over(work, slot, -1, 0, 0, 0)
@@ -373,7 +373,7 @@ def _number(work, place):
 
 @gluon.jit
 def receive(work, ready, turn, SLOTS: gl.constexpr):
-    """Wait, in the consumer, for the tiles of its `turn`-th block; batch, head and first row."""
+    """In a consumer: wait for the tiles of block `turn`; return its batch, head and first row."""
     slot = slot_of(turn, SLOTS)
     mbarrier.wait(ready.index(slot), (turn >> (SLOTS - 1)) & 1)
     return _number(work, slot), _number(work, 2 + slot), _number(work, 4 + slot)
@@ -381,13 +381,13 @@ def receive(work, ready, turn, SLOTS: gl.constexpr):
 
 @gluon.jit
 def block_of(work, slot):
-    """The number of the block in a slot."""
+    """Return the number of the block in a slot."""
     return _number(work, 6 + slot)
 
 
 @gluon.jit
 def bound_of(documents, b, t):
-    """Where the document of token t of batch b, the last one past the end, begins or ends; or 0."""
+    """Return where the document of token min(t, T - 1) of batch b begins or ends; 0 without any."""
     if documents is None:
         return 0
     else:
@@ -397,9 +397,9 @@ def bound_of(documents, b, t):
 
 @gluon.jit
 def scan_of(documents, b, i_start, SPLIT: gl.constexpr):
-    """The first tile of history that the rows from i_start on need, and the end of those to mask.
+    """Return the first tile of history that the rows from i_start on need, and where masks end.
 
-    SPLIT: from there on to the diagonal, which this is otherwise, every row sees all.
+    With SPLIT, all rows see all tiles from there to the diagonal. Without, it is the diagonal.
     """
     whole = i_start // BLOCK
     if SPLIT:
@@ -410,9 +410,9 @@ def scan_of(documents, b, i_start, SPLIT: gl.constexpr):
 
 @gluon.jit
 def only_seen(exponents, documents, bounds, t, BEFORE: gl.constexpr):
-    """Exponents (BLOCK, BLOCK), -inf where the document of a row does not hold the column.
+    """Return exponents (BLOCK, BLOCK) with -inf where row and column are in different documents.
 
-    t: the token of the first column. BEFORE: the bounds are ends, and columns lie before them.
+    t: the token of the first column. bounds: the starts of the rows' documents; BEFORE: their ends.
     """
     if documents is None:
         return exponents
@@ -424,7 +424,7 @@ def only_seen(exponents, documents, bounds, t, BEFORE: gl.constexpr):
 
 @gluon.jit
 def tanh(x):
-    """The GPU's own instruction, as in `portable._half_tanh`."""
+    """tanh by the GPU's own instruction, as in `portable._half_tanh`."""
     return gl.inline_asm_elementwise(
         "tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1
     )

@@ -1,7 +1,7 @@
-"""Which pass of FlashRelation runs how, and the memory that it fills.
+"""Chooses Gluon or Triton for each pass of FlashRelation, allocates its results and launches it.
 
-A pass runs in Gluon on Hopper where `why_triton` has no reason against it, and else in Triton. `op`
-makes PyTorch operators of `launch_forward` and `launch_backward`.
+A pass runs in Gluon on Hopper unless `why_triton` gives a reason against it; otherwise it runs in
+Triton. `op` makes PyTorch operators of `launch_forward` and `launch_backward`.
 """
 
 import functools
@@ -15,23 +15,23 @@ from relation.kernels.common import cdiv, empty_tokens
 from relation.kernels.flash_relation import portable
 from relation.kernels.flash_relation.launches import GluonLaunch, Launches, select_launches
 
-ALIGNMENT = 16  # bytes, of a tensor's start and of every stride but the last
-# Gluon is experimental and its names change: the kernels are compiled and tested with these.
+ALIGNMENT = 16  # bytes; TMA needs it for a tensor's start and for all strides but the last
+# Gluon is experimental and its names change. The kernels are compiled and tested with these.
 OLDEST_TRITON, NEWEST_TRITON = (3, 6), (3, 8)
-# Where several groups of warps share tiles: with rows of all heads for more than two of their
-# blocks, of up to 192 rows, a multiprocessor, and so many of each that those past its end are few.
+# Several groups of warps share tiles if B H T >= LARGE and T >= LONG. LARGE: more than two of their
+# blocks (up to 192 rows) per multiprocessor. LONG: rows past T are few compared with T.
 LARGE, LONG = 65_536, 2048
 
 
 def why_triton(name: str, launches: Launches, dtype: torch.dtype) -> str | None:
-    """Why a pass ("forward", "p1" or "p2_info") runs in Triton, or None where it does in Gluon.
+    """Return why a pass ("forward", "p1" or "p2_info") runs in Triton, or None if it uses Gluon.
 
-    launches: the device's entry.
+    launches: the entry that `select_launches` returns.
     """
     if launches.in_gluon(name) is None:
-        return f"launches.py has no {name} in Gluon for this GPU, width and number of bits"
+        return f"launches.py has no Gluon launch of {name} for this GPU, head width and dtype size"
     if dtype != torch.bfloat16:
-        return "the Gluon kernels take bfloat16 only"
+        return "the Gluon kernels take only bfloat16"
     return _why_no_gluon()
 
 
@@ -42,12 +42,12 @@ def _why_no_gluon() -> str | None:
         return None
     oldest, newest = (".".join(map(str, v)) for v in (OLDEST_TRITON, NEWEST_TRITON))
     return (
-        f"the Gluon kernels are for Triton {oldest} to {newest}, and this is {triton.__version__}"
+        f"the Gluon kernels need Triton {oldest} to {newest}, but installed is {triton.__version__}"
     )
 
 
 def chosen(name: str, launches: Launches, owned: Tensor, documents: bool) -> GluonLaunch | None:
-    """How a pass that owns rows of `owned` (B, H, T, D) is launched in Gluon; None: in Triton."""
+    """Return the Gluon launch of a pass that owns rows of `owned` (B, H, T, D); None for Triton."""
     if why_triton(name, launches, owned.dtype):
         return None
     B, H, T, _ = owned.shape
@@ -58,19 +58,19 @@ def launch_forward(
     p1: Tensor, p2: Tensor, info: Tensor, lam: Tensor, tau: float, transport_self: bool,
     starts: Tensor | None = None, ends: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Run the forward pass.
+    """Run the forward pass and return (Y, gate_logit, log_norm).
 
-    starts, ends: (B, T) int32, contiguous, where each token's document begins and ends in its row;
-    the ends are for the backward pass alone.
+    starts, ends: (B, T) int32, contiguous: where each token's document begins and ends in its row.
+    Only the backward pass reads `ends`; `op` saves them for it.
 
-    Returns Y (B, H, T, D) in info's dtype, and two FP32 (B, H, T): the gate's logit A - S, and the
-    number n_i of which F_ij = 2^(E_ij log2(e) - n_i) for j < i. Only Y has a gradient.
+    Y: (B, H, T, D) in info's dtype; only Y has a gradient. gate_logit: A - S, FP32 (B, H, T).
+    log_norm: n, FP32 (B, H, T), defined by F_ij = 2^(E_ij log2(e) - n_i) for j < i.
     """
     launches = select_launches(p1.device, p1.element_size(), p1.shape[3])
     gluon = chosen("forward", launches, p1, starts is not None)
     if launches.descriptors:
         p1, p2, info = map(aligned, (p1, p2, info))
-    # In Gluon, TMA stores Y.
+    # The Gluon kernel stores Y through TMA.
     y = empty_aligned(p1) if gluon else empty_tokens(p1, p1.shape[1])
     rows = [p1.new_empty(p1.shape[:3], dtype=torch.float32) for _ in range(2)]
     with torch.cuda.device_of(p1):
@@ -91,11 +91,11 @@ def launch_backward(
     log_norm: Tensor, tau: float, transport_self: bool,
     starts: Tensor | None = None, ends: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Run the backward passes; all but dy are the forward's inputs and results.
+    """Run the backward passes and return the gradients of p1, p2, info and lam.
 
-    Returns the gradients of p1, p2 and info in their dtype, and of lam as an FP32 scalar. One
-    program writes an element, without atomics, so every sum has one order: equal inputs give
-    bitwise equal gradients.
+    dy: the gradient of Y. The other arguments are the forward's inputs and results. The gradient
+    of lam is an FP32 scalar, the others have their tensor's dtype. One program writes each
+    element, without atomics and in a fixed order: equal inputs give bitwise equal gradients.
     """
     launches = select_launches(p1.device, p1.element_size(), p1.shape[3])
     owned = {"p1": p1, "p2_info": p2}
@@ -118,7 +118,7 @@ def launch_backward(
 
 
 def aligned(x: Tensor) -> Tensor:
-    """x (B, H, T, D), or a copy of it where TMA cannot hold its descriptor."""
+    """Return x (B, H, T, D), or an aligned copy if TMA cannot describe x."""
     b, h, t, d = x.stride()
     steps_fit = min(b, h, t) > 0 and math.gcd(b, h, t) * x.element_size() % ALIGNMENT == 0
     fits = steps_fit and d == 1 and x.data_ptr() % ALIGNMENT == 0
@@ -126,9 +126,9 @@ def aligned(x: Tensor) -> Tensor:
 
 
 def empty_aligned(x: Tensor) -> Tensor:
-    """Memory for (B, H, T, D) like x, of which TMA can hold a descriptor.
+    """Return an empty (B, H, T, D) tensor like x that TMA can describe.
 
-    It lies as (B, T, H, D), with a gap behind every D numbers where their bytes do not fit.
+    It is stored as (B, T, H, D). D numbers that do not fill a multiple of 16 bytes are padded.
     """
     B, H, T, D = x.shape
     unit = ALIGNMENT // x.element_size()
@@ -138,14 +138,14 @@ def empty_aligned(x: Tensor) -> Tensor:
 
 
 def without_gaps(x: Tensor) -> Tensor:
-    """x as `empty_aligned` made it, or a copy of it that lies as `empty_tokens` does."""
+    """Return x, made by `empty_aligned`, or a copy stored as in `empty_tokens` if x is padded."""
     if x.stride(1) == x.shape[3]:
         return x
     return x.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 def aligned_rows(x: Tensor) -> Tensor:
-    """Numbers x (B, H, T), FP32, or a copy of them where TMA cannot hold their matrix."""
+    """Return x (B, H, T), FP32, or a copy with padded rows if TMA cannot describe x as a matrix."""
     unit = ALIGNMENT // x.element_size()
     B, H, T = x.shape
     if T % unit == 0 and x.is_contiguous() and x.data_ptr() % ALIGNMENT == 0:

@@ -1,4 +1,4 @@
-"""Tile shapes and warps of every pass, by architecture, and the order of programs."""
+"""Tile shapes and warps of every pass per architecture, and the order in which programs run."""
 
 import functools
 from collections.abc import Mapping
@@ -11,17 +11,17 @@ from relation.kernels.common import HOPPER, MOST_BLOCKS, OTHER, architecture, cd
 
 PASSES = ("forward", "repair", "p1", "p2_info")
 GLUON_PASSES = ("forward", "p1", "p2_info")
-# Rows and columns of their tiles of scores: four warps of 16 rows.
+# Rows and columns of a Gluon kernel's tile of scores: four warps of 16 rows each.
 GLUON_BLOCK = 64
 
 
 @dataclass(frozen=True)
 class Launch:
-    """One pass: tiles of block_i rows by block_j positions of history, and how they are run.
+    """How Triton runs one pass, in tiles of block_i rows by block_j positions of history.
 
-    `registers` caps the registers of a thread, so that more programs share a multiprocessor; None
-    leaves them to the compiler. `padded`: through descriptors, a width below 64 comes as one tile
-    of the next power of two, whose columns past the width are zeros, and not as two.
+    `registers` limits the registers per thread, to fit more programs on a multiprocessor; None
+    leaves the choice to the compiler. `padded`: descriptors read a head width below 64 as one tile
+    of the next power of two, padded with zeros, instead of two tiles (`split_width`).
     """
 
     block_i: int
@@ -39,11 +39,11 @@ class Launch:
 
 @dataclass(frozen=True)
 class GluonLaunch:
-    """One pass in Gluon (`hopper_tiles`), in tiles of `GLUON_BLOCK` rows and columns.
+    """How Gluon runs one pass (`hopper_tiles`), in tiles of `GLUON_BLOCK` rows and columns.
 
-    `stages` of scanned tiles under way, a cap on `registers` a thread before the warps share them
-    out anew, how many `programs` stay on a multiprocessor, `slots` for what blocks own, and
-    `groups` of four warps that share a program's scanned tiles: up to three, backward two.
+    stages: places for scanned tiles. slots: places for the tiles that blocks own, 1 or 2. programs:
+    how many run on one multiprocessor. groups: groups of four warps that share the scanned tiles,
+    at most 3 (backward 2). registers: limit per thread before the groups redistribute them.
     """
 
     stages: int
@@ -53,21 +53,21 @@ class GluonLaunch:
     groups: int = 1
 
     def options(self) -> dict[str, int]:
-        """Triton's launch options: one consumer's warps, and every thread's cap at the start."""
+        """Triton's launch options: the first consumer's warps and the initial register limit."""
         return {"num_warps": 4, "maxnreg": self.registers}
 
 
 @dataclass(frozen=True)
 class Launches:
-    """The passes for one architecture and input size, for head widths up to `widest`.
+    """The launches of all passes for one architecture and dtype size, up to head width `widest`.
 
-    forward, repair and p1 own block_i rows, p2_info block_j. `tuned`: the fastest of a search on a
-    GPU of this architecture; else conservative, and never timed. `descriptors`: tiles that a pass
-    scans come through TMA descriptors; inputs that these cannot hold are copied. On Hopper 16-bit
-    entries must: Triton before 3.7.1 leaves out the fence that other copies need. `gluon`: of
-    GLUON_PASSES those that run in Gluon where `launch.why_triton` has no reason against it; p1
-    leaves p2_info what no Triton kernel does, so both or neither. `gluon_large`: in place of these
-    for what `launch.chosen` takes for large.
+    A program of forward, repair and p1 owns block_i rows, one of p2_info block_j positions. tuned:
+    timed on a GPU of this architecture; other entries are conservative. descriptors: passes read
+    scanned tiles through TMA descriptors, after copying inputs that TMA cannot describe. Hopper's
+    16-bit entries need this: Triton before 3.7.1 omits the fence that other copies require. gluon:
+    the passes that run in Gluon unless `launch.why_triton` gives a reason. It has both p1 and
+    p2_info or neither, because no Triton kernel writes what Gluon's p2_info reads. gluon_large:
+    used instead of `gluon` for inputs that `launch.chosen` considers large.
     """
 
     widest: int
@@ -93,11 +93,11 @@ class Launches:
                 raise ValueError(f"{where}: {scanned} does not divide {owned}")
 
     def in_gluon(self, name: str, large: bool = False) -> GluonLaunch | None:
-        """How one of `GLUON_PASSES` runs in Gluon, if it does."""
+        """Return the Gluon launch of one of `GLUON_PASSES`, or None."""
         return (large and self.gluon_large.get(name)) or self.gluon.get(name)
 
 
-# FP32 products run on the ordinary cores, whose operands fill the registers: small tiles.
+# FP32 products do not use tensor cores. Their operands fill the registers, so tiles are small.
 _FP32 = Launches(
     128,
     forward=Launch(16, 16, 4, 1),
@@ -106,8 +106,8 @@ _FP32 = Launches(
     p2_info=Launch(16, 32, 4, 1),
 )  # fmt: skip
 
-# By architecture and bytes an element. The first entry that is wide enough is taken. Commit aac0f82
-# was the last with a search (`tune flash`) that prints entries.
+# Keys: architecture and bytes per element. The first entry that is wide enough is used. Commit
+# aac0f82 was the last with a search (`tune flash`) that prints entries.
 LAUNCHES: dict[tuple[str, int], tuple[Launches, ...]] = {
     (HOPPER, 2): (
         Launches(
@@ -205,13 +205,13 @@ LAUNCHES: dict[tuple[str, int], tuple[Launches, ...]] = {
     (OTHER, 4): (_FP32,),
 }  # fmt: skip
 
-# One tile a block keeps the interpreter, which runs programs one after the other, short.
+# Triton's interpreter runs programs one after the other. Blocks of one tile keep that short.
 INTERPRETED = Launches(128, *[Launch(16, 16, 1, 1)] * len(PASSES))
 
 
 @functools.cache
 def select_launches(device: torch.device, element_size: int, head_dim: int) -> Launches:
-    """The entry for a device, bytes an element and head width, 16 to 128."""
+    """Return the entry for a device, bytes per element and a head width from 16 to 128."""
     if device.type == "cpu":
         return INTERPRETED
     entries = LAUNCHES[architecture(device), element_size]
@@ -220,10 +220,10 @@ def select_launches(device: torch.device, element_size: int, head_dim: int) -> L
 
 @functools.cache
 def split_width(head_dim: int, padded: bool = False) -> tuple[int, int]:
-    """(WIDE, REST): powers of two of at least 16, or REST = 0, that cover `head_dim` columns.
+    """Return (WIDE, REST), the widths of one tile (REST = 0) or two that cover `head_dim` columns.
 
-    Two tiles where they are fewer columns than one: 48 is 32 + 16, 80 is 64 + 16, 60 is 64. Padded,
-    48 is 64.
+    Widths are powers of two from 16 on. Two tiles are used if they have fewer columns than one: 48
+    is 32 + 16 (with `padded` 64), 80 is 64 + 16, but 60 is 64.
     """
     wide = 1 << (head_dim.bit_length() - 1)
     if wide == head_dim:
@@ -233,35 +233,35 @@ def split_width(head_dim: int, padded: bool = False) -> tuple[int, int]:
 
 
 def grid(x: torch.Tensor, block: int) -> tuple[int, int, int]:
-    """`head_groups` of programs that own `block` rows of x (B, H, T, D) and scan two such tensors.
+    """Return the grid (`head_groups`) of programs that own `block` rows of x (B, H, T, D).
 
-    CUDA starts programs with the first of the three numbers counting fastest.
+    Each program scans two tensors like x. CUDA starts programs along the first dimension first.
     """
     B, H, T, D = x.shape
     scanned, blocks = 2 * T * D * x.element_size(), cdiv(T, block)
     if blocks > MOST_BLOCKS:
         raise InputError(
-            f"T is {T:,}; a pass takes {MOST_BLOCKS * block:,} tokens at most: split the text"
+            f"T is {T:,}; a pass takes at most {MOST_BLOCKS * block:,} tokens; split the text"
         )
     return head_groups(B * H, blocks, scanned, cache_bytes(x.device))
 
 
 @functools.cache
 def head_groups(heads: int, blocks: int, scanned: int, cache: int) -> tuple[int, int, int]:
-    """(heads of a group, blocks of a head, groups).
+    """Return the grid (heads per group, blocks per head, groups).
 
-    Groups start one after the other, so that the programs at work scan `scanned` bytes of each of
-    few heads, and find them in the L2 cache of `cache` bytes: half of it is theirs.
+    Groups start one after the other, so the running programs scan few heads, `scanned` bytes each.
+    A group is as large as fits half of the L2 cache of `cache` bytes, but at least one head.
     """
     most = max(1, cache // 2 // scanned)
     size = next(size for size in range(min(most, heads), 0, -1) if heads % size == 0)
-    # Heads without a fitting divisor run at once.
+    # If there are more groups than a launch allows, all heads form one group.
     return (size, blocks, heads // size) if heads // size <= MOST_BLOCKS else (heads, blocks, 1)
 
 
 @functools.cache
 def cache_bytes(device: torch.device) -> int:
-    """Bytes of a device's L2 cache; of a CPU's a few, so that small inputs have several groups."""
+    """Return a device's L2 bytes; for a CPU a small number, so that tests get several groups."""
     if device.type == "cpu":
         return 8192
     return torch.cuda.get_device_properties(device).L2_cache_size
@@ -269,7 +269,7 @@ def cache_bytes(device: torch.device) -> int:
 
 @functools.cache
 def multiprocessors(device: torch.device) -> int:
-    """How many a device has; of a CPU one, so that a program of a small input takes many blocks."""
+    """Return a device's multiprocessors; 1 for a CPU, so that a program takes many blocks."""
     if device.type == "cpu":
         return 1
     return torch.cuda.get_device_properties(device).multi_processor_count

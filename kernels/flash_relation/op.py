@@ -1,8 +1,8 @@
 """FlashRelation as PyTorch operators for torch.compile, and as a plain function for eager calls.
 
-No mathematics here: `launch` computes, this file registers. torch.compile calls the operators
-without a graph break; they are opaque to it, because Inductor cannot pass on a cap on registers.
-Eager PyTorch would spend longer on an operator's dispatch than on its launches.
+`launch` computes; this file only registers. torch.compile calls the operators without a graph
+break. They are opaque to it, because Inductor cannot pass a limit on registers to a kernel. Eager
+calls avoid the operators, because an operator's dispatch takes longer than its launches.
 """
 
 import torch
@@ -28,7 +28,7 @@ def _(dy, p1, p2, info, y, gate_logit, log_norm, tau, transport_self, starts=Non
 
 def _save(ctx, inputs, output) -> None:
     p1, p2, info, lam, ctx.tau, ctx.transport_self, *documents = inputs
-    # Without this, autograd would fill zero gradients of the row statistics in every backward.
+    # Without this, every backward would create zero gradients for gate_logit and log_norm.
     ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(*output[1:])
     ctx.save_for_backward(p1, p2, info, *output, *documents)

@@ -1,10 +1,10 @@
 """FlashRelation in Triton, for NVIDIA GPUs from Ampere on and for Triton's interpreter.
 
-`forward_kernel` scans the history of a block of rows (Appendix A.3), then adds Self and the gate;
-`repair_kernel` computes again the rows whose sums left its range. The backward (Appendix A.1.7) has
-two passes without atomics. `p1_kernel` owns blocks of rows: the gradient of p1 and, since it meets
-all history of a row, what flows through the gate and lambda. `p2_info_kernel` owns blocks of
-history, and scans the rows of every head that reads it. Both compute the scores again.
+`forward_kernel` scans the history of a block of rows and adds Self (Appendix A.3). `repair_kernel`
+recomputes rows whose sums were too large for it. The backward pass (Appendix A.1.7) has two kernels
+without atomics, which recompute the scores. `p1_kernel` owns blocks of rows. It computes the
+gradient of p1 and, since it sees all history of a row, the gradients of the gate and of lambda.
+`p2_info_kernel` owns blocks of history and scans the rows of every head that reads it.
 
 Rows i and history j count from zero; the paper's one-based row is i + 1. Exponents are base 2: `e2`
 is E log2(e). The derivative of SiLU is (1 + t + E (1 - t)) / 2 with t = tanh(U/2).
@@ -24,25 +24,24 @@ from relation.kernels.flash_relation.launches import Launch, Launches, grid, spl
 
 LOG2_E = tl.constexpr(math.log2(math.e))
 LN_2 = tl.constexpr(math.log(2))
-# SiLU is nowhere below -0.2785, so the running maximum may start here and stay finite.
+# SiLU is never below -0.2785, so the running maximum may start here and is always finite.
 SILU_FLOOR = tl.constexpr(-0.28 * math.log2(math.e))
-# Without a running maximum, sums of exp(E) are right while they stay below 2^64: they and their
-# products with information below 2^60 then lie far inside FP32. Above, `repair_kernel` takes over.
+# Without a running maximum, sums of exp(E) are used up to 2^64: they, and their products with
+# information below 2^60, then fit FP32. `repair_kernel` recomputes rows with larger sums.
 LARGEST_LOG_NORM = tl.constexpr(64.0)
 REPAIRED_ROWS = 1024
-# Larger than any log_norm: rows past the end get F = 2^(E - PAST_END) = 0, and no inf - inf.
+# Larger than any log_norm, but finite: rows past T get F = 2^(E - PAST_END) = 0, not inf - inf.
 PAST_END = tl.constexpr(1e30)
 _INTERPRETED = tl.constexpr(interpreted())
 
 
 class Constants(NamedTuple):
-    """K of every kernel: what it is compiled for.
+    """The compile-time constants of every kernel, its argument K.
 
-    A tile of D columns is a pair: WIDE columns and, where that saves padding, REST more (80 is
-    64 + 16 and not 128); where REST is 0, what stands for them is left alone. WHOLE: T is a
-    multiple of every block, so that no row needs a mask. SCALED: the owned p1 or p2 is multiplied
-    by half of D^-1/2 beforehand. ONLINE: the forward keeps a running maximum. GROUP: heads of p1
-    for one of p2 and info.
+    A tile of D columns is a pair: WIDE columns and, if that saves padding, REST more (80 is
+    64 + 16, not 128). If REST is 0, the pair's second element is unused. WHOLE: T is a multiple of
+    both block sizes, so no row needs a mask. SCALED: the owned p1 or p2 is first multiplied by half
+    of D^-1/2. ONLINE: the forward keeps a running maximum. GROUP: heads of p1 per head of p2.
     """
 
     TRANSPORT_SELF: bool
@@ -62,25 +61,25 @@ class Constants(NamedTuple):
 
 @triton.jit
 def _program_head():
-    """Which of the B H heads a program of `launches.grid` works on."""
+    """Return which of the B H heads a program of `launches.grid` works on."""
     return tl.program_id(2) * tl.num_programs(0) + tl.program_id(0)
 
 
 @triton.jit
 def _head(x, strides, head, H):
-    """Where one of the B H heads of x (B, H, T, D) lies, as `_load` and `_store` take it."""
+    """Return (pointer, stride_t, stride_d, b, h) of one of the B H heads of x (B, H, T, D)."""
     start = x + offset_of_head(head, H, strides[0], strides[1])
     return start, strides[2], strides[3], head // H, head % H
 
 
 @triton.jit
 def _tile(at, start, T, D, FIRST: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr):
-    """Pointers to a tile, and which of its rows and columns lie in the tensor."""
+    """Return pointers to a tile, and masks of the rows and columns that are inside the tensor."""
     pointer, stride_t, stride_d, _, _ = at
     t = tl.arange(0, BLOCK)
     d = FIRST + tl.arange(0, WIDTH)
-    # The tile's start may lie beyond 2^31 elements; inside a tile, 32 bits reach unless a stride is
-    # above 2^24.
+    # The tile's start may be beyond 2^31 elements, so it has 64 bits. Inside a tile 32 bits are
+    # enough unless a stride exceeds 2^24.
     inside = t[:, None] * stride_t + d[None, :] * stride_d
     places = pointer + (tl.cast(start, tl.int64) * stride_t + inside)
     return places, (start + t < T)[:, None], (d < D)[None, :]
@@ -102,7 +101,7 @@ def _load_part(
 
 @triton.jit
 def _load(at, start, T, K: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr):
-    """The rows of a head from `start` on, zeros past T and D."""
+    """Load BLOCK rows of a head from `start` on, with zeros past T and D."""
     wide = _load_part(at, start, T, K.D, 0, BLOCK, K.WIDE, WHOLE)
     rest = wide
     if K.REST > 0:
@@ -112,7 +111,7 @@ def _load(at, start, T, K: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexp
 
 @triton.jit
 def _read(source, start, T, K: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr):
-    """`_load`; of (head, wide, rest) through the descriptors that are not None."""
+    """Do what `_load` does. source: the head, and descriptors of WIDE and REST columns or None."""
     at, tiles, rests = source
     if tiles is None:
         return _load(at, start, T, K, BLOCK, WHOLE)
@@ -153,7 +152,7 @@ def _zeros(K: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def _scaled(tile, scale, SCALED: tl.constexpr):
-    """A tile times half of D^-1/2, once and exactly; SCALED tiles have no rest."""
+    """Return a tile times half of D^-1/2, which is exact. SCALED tiles have no rest."""
     wide, rest = tile
     if SCALED:
         wide = (wide * (0.5 * scale)).to(wide.dtype)
@@ -162,7 +161,7 @@ def _scaled(tile, scale, SCALED: tl.constexpr):
 
 @triton.jit
 def _scores(left, right, K: tl.constexpr):
-    """left right^T."""
+    """Return left right^T in FP32."""
     found = tl.dot(left[0], tl.trans(right[0]), input_precision="ieee")
     if K.REST > 0:
         found = tl.dot(left[1], tl.trans(right[1]), found, input_precision="ieee")
@@ -171,7 +170,7 @@ def _scores(left, right, K: tl.constexpr):
 
 @triton.jit
 def _add_product(sums, weights, tile, K: tl.constexpr):
-    """sums + weights tile, with weights rounded to the tile's dtype."""
+    """Return sums + weights tile, with weights rounded to the tile's dtype."""
     wide, rest = sums
     weights = weights.to(tile[0].dtype)
     wide = tl.dot(weights, tile[0], wide, input_precision="ieee")
@@ -198,10 +197,10 @@ def _plus(a, b, K: tl.constexpr):
 
 @triton.jit
 def _half_tanh(h, like):
-    """tanh of h = U/2, from which SiLU is h + h tanh(h) and sigma is (1 + tanh(h)) / 2.
+    """Return tanh of h = U/2. SiLU(U) is h + h tanh(h), and sigma(U) is (1 + tanh(h)) / 2.
 
-    For inputs of 16 bits, as `like`, the GPU's own instruction, with a relative error of at most
-    2^-11: the materialised operator rounds their scores to 2^-9 or 2^-11.
+    If `like` has 16 bits, this is the GPU's own instruction, with a relative error of at most
+    2^-11. For comparison, the materialised operator rounds BF16 scores to 2^-9.
     """
     if like.dtype.primitive_bitwidth == 16 and not _INTERPRETED:
         return tl.inline_asm_elementwise(
@@ -216,10 +215,10 @@ def _half_tanh(h, like):
 
 @triton.jit
 def _document_starts(starts, b, i_start, T, BLOCK_I: tl.constexpr, BLOCK_J: tl.constexpr):
-    """Where the documents of row b's tokens at i_start begin; the tiles of history that they need.
+    """Return (start_i, first, bound) for the BLOCK_I tokens from i_start on of the batch's row b.
 
-    Returns the starts (BLOCK_I,), where the first tile with history begins and from where on, up to
-    i_start, every tile is history of every row. Starts never decrease along a row.
+    start_i: where their documents begin (BLOCK_I,). first: where the first tile of their history
+    begins. bound: from here to i_start, all tokens see all tiles. Starts never decrease in a row.
     """
     if starts is None:
         return 0, 0, 0
@@ -234,10 +233,10 @@ def _document_starts(starts, b, i_start, T, BLOCK_I: tl.constexpr, BLOCK_J: tl.c
 
 @triton.jit
 def _document_ends(ends, b, j_start, T, BLOCK_J: tl.constexpr, BLOCK_I: tl.constexpr):
-    """Where the documents of row b's history at j_start end; the tokens that need it.
+    """Return (end_j, whole, end) for the BLOCK_J tokens of history at j_start of the batch's row b.
 
-    Returns the ends (BLOCK_J,), up to where every block of rows may read all of it, and the end of
-    the last row that reads some.
+    end_j: where their documents end (BLOCK_J,). whole: blocks of rows up to here, after the
+    diagonal, see all of this history. end: no row from here on sees any of it.
     """
     if ends is None:
         return 0, T, T
@@ -259,16 +258,17 @@ def _forward_tile(
 ):  # fmt: skip
     """Add the tile of history at j_start to the sums of a block of rows.
 
-    With BOUND some of it may lie before start_i, the start of a row's document.
+    BOUND: some of the tile may be before start_i, the start of a row's document.
 
-    l_i sums exp(E_ij) over j < i; z_i sums exp(E_ij) I_j and, from the diagonal, Self's share: in
-    the softmax of row i, Self weighs exp(S_i + lam log i) where history weighs exp(E_ij).
+    l_i sums exp(E_ij) over j < i. z_i sums exp(E_ij) I_j and, on the diagonal, Self's share: in the
+    softmax of row i, history weighs exp(E_ij) and Self weighs exp(S_i + lam log i).
     """
     z_i, l_i, m_i, self2_i = sums
     p1_i, i_start, start_i = rows
     # Only the diagonal reaches past the last row.
     p2_j = _read(p2, j_start, T, K, K.BLOCK_J, K.WHOLE or not DIAGONAL)
     info_j = _read(info, j_start, T, K, K.BLOCK_J, K.WHOLE or not DIAGONAL)
+    # Scores P1 P2^T (BLOCK_I, BLOCK_J): U / 2 if SCALED, else U sqrt(D). Then E = SiLU(U).
     u = _scores(p1_i, p2_j, K)
     if K.SCALED:
         e2 = u * (_half_tanh(u, p2_j[0]) * LOG2_E + LOG2_E)
@@ -278,11 +278,12 @@ def _forward_tile(
     i = i_start + tl.arange(0, K.BLOCK_I)
     j = j_start + tl.arange(0, K.BLOCK_J)
     own = j[None, :] == i[:, None]
+    # Self: S_i = sigma(U_ii / tau), and self2 = (S_i + lam log i) log2(e). Keep only j < i.
     if DIAGONAL:
         s = tl.sigmoid(tl.sum(tl.where(own, u, 0.0), 1) * (2.0 / tau if K.SCALED else scale / tau))
         place = i - start_i
         self2 = s * LOG2_E + tl.load(lam) * tl.log2((place + 1).to(tl.float32))
-        # Without history only Self is left: any weight will do, and 1 divides away exactly.
+        # Without history only Self is left. Any weight divides out; 1 does so exactly.
         self2 = tl.where(place == 0, 0.0, self2)
         self2_i = tl.where((i >= j_start) & (i < j_start + K.BLOCK_J), self2, self2_i)
         e2 = tl.where(j[None, :] < i[:, None], e2, float("-inf"))
@@ -290,6 +291,7 @@ def _forward_tile(
         e2 = tl.where(j[None, :] >= start_i[:, None], e2, float("-inf"))
     if DIAGONAL:
         e2 = tl.where(own, self2[:, None], e2)
+    # Appendix A.3: m' = max(m, E), l' = e^(m-m') l + sum of e^(E-m'), z' likewise. m includes Self.
     if K.ONLINE:
         m_new = tl.maximum(m_i, tl.max(e2, 1))
         weight = tl.exp2(e2 - m_new[:, None])
@@ -309,8 +311,8 @@ def _forward_tile(
 def _forward_rows(
     p1, p2, info, y, lam, starts, gate_logit, log_norm, i_start, T, K: tl.constexpr, scale, tau,
 ):  # fmt: skip
-    """Y of the rows at i_start of a head, and their two numbers."""
-    # What is computed on a tile from a descriptor stays in registers.
+    """Store Y, gate_logit and log_norm of the rows at i_start of a head."""
+    # A tile that is computed from a descriptor's tile stays in registers.
     p1_i = _scaled(_read(p1, i_start, T, K, K.BLOCK_I, K.WHOLE), scale, K.SCALED)
     DOCUMENTS: tl.constexpr = starts is not None
     start_i, first, bound = _document_starts(starts, p1[0][3], i_start, T, K.BLOCK_I, K.BLOCK_J)
@@ -318,7 +320,7 @@ def _forward_rows(
     l_i = tl.full([K.BLOCK_I], 0.0, tl.float32)
     m_i = tl.full([K.BLOCK_I], SILU_FLOOR if K.ONLINE else 0.0, tl.float32)
     sums = _zeros(K, K.BLOCK_I), l_i, m_i, l_i
-    # The diagonal first and in a loop of its own: ptxas then keeps the matrix products of both
+    # The diagonal comes first, in a separate loop: ptxas then keeps the matrix products of both
     # loops asynchronous, and the second loop needs no mask.
     for step in tl.range(0, tl.minimum(K.BLOCK_I, T - i_start), K.BLOCK_J, num_stages=1):
         sums = _forward_tile(
@@ -335,6 +337,7 @@ def _forward_rows(
             sums, rows, p2, info, lam, j_start, T, K, scale, tau, DIAGONAL=False, BOUND=False
         )
 
+    # Y = z / (l + Self's weight); A - S = log l - (S + lam log i); n = log2(l + Self's weight).
     z_i, l_i, m_i, self2_i = sums
     l_all = l_i + tl.exp2(self2_i - m_i)
     _store(y, _times(z_i, (1.0 / l_all)[:, None], K), i_start, T, K, K.BLOCK_I)
@@ -378,9 +381,9 @@ def repair_kernel(
     p1_strides, p2_strides, info_strides, y_strides, H, T, scale, tau,
     K: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Compute again, with a running maximum, the rows whose sums left the safe range.
+    """Recompute, with a running maximum, the blocks of rows whose sums left the safe range.
 
-    A program looks at ROWS numbers and, as a rule, ends.
+    A program reads ROWS numbers of log_norm. Usually all are in range, and it ends.
     """
     scale, tau = tl.cast(scale, tl.float32), tl.cast(tau, tl.float32)
     first = tl.program_id(1) * ROWS
@@ -403,7 +406,7 @@ def repair_kernel(
 
 @triton.jit
 def _flow(u, norm, scale, like, SCALED: tl.constexpr):
-    """log2 F of scores, E and tanh(U/2)."""
+    """Return log2 F of the scores u, E and tanh(U/2)."""
     half_u = u if SCALED else u * (0.5 * scale)
     t = _half_tanh(half_u, like)
     e = half_u * t + half_u
@@ -412,10 +415,10 @@ def _flow(u, norm, scale, like, SCALED: tl.constexpr):
 
 @triton.jit
 def _row_sums_at(head, i, T, PLANES: tl.constexpr):
-    """Offsets (rows, 2) of log_norm and mean_h of the rows i of a head.
+    """Return offsets (rows, 2) of log_norm and mean_h of the rows i of a head.
 
-    Side by side, because two vectors through pointers would be copied number by number; with
-    PLANES, for TMA, one behind the other in rows of a multiple of 16 bytes.
+    The two numbers of a row are adjacent, because two vectors read through pointers would be copied
+    number by number. With PLANES, for TMA, they are in two vectors padded to 16 bytes.
     """
     which = tl.arange(0, 2)[None, :]
     head = tl.cast(head, tl.int64)
@@ -428,10 +431,10 @@ def _row_sums_at(head, i, T, PLANES: tl.constexpr):
 
 @triton.jit
 def _read_row_sums(tiles, head, row_sums, start, T, BLOCK: tl.constexpr, WHOLE: tl.constexpr):
-    """log_norm and mean_h of BLOCK rows of a head, through the descriptor `tiles` unless None.
+    """Load log_norm and mean_h of BLOCK rows of a head, through the descriptor `tiles` unless None.
 
-    Past the last row they give F = 0; a descriptor's zeros do no harm, since its tiles of p1 and dy
-    are zeros there too.
+    Past T they give F = 0. The zeros of a descriptor also do no harm there, because the tiles of p1
+    and dy are zeros too.
     """
     if tiles is None:
         i = start + tl.arange(0, BLOCK)
@@ -449,11 +452,12 @@ def _p1_tile(
     sums, rows, p2, info, j_start, T, K: tl.constexpr, scale,
     DIAGONAL: tl.constexpr, BOUND: tl.constexpr,
 ):  # fmt: skip
-    """Add the tile of history at j_start to the sums of a block of rows."""
+    """Add the tile of history at j_start to the gradient sums of a block of rows."""
     dp1_i, from_history_i, u_self_i, h_self_i = sums
     p1_i, dy_i, norm_i, mean_h_i, i_start, start_i = rows
     p2_j = _read(p2, j_start, T, K, K.BLOCK_J, K.WHOLE or not DIAGONAL)
-    # Where the machine code neither spills nor serialises the products.
+    # U = P1 P2^T and H = G I^T (BLOCK_I, BLOCK_J). For each width, info is loaded at the point
+    # where the machine code neither spills registers nor serialises the products.
     if K.REST == 0:
         info_j = _read(info, j_start, T, K, K.BLOCK_J, K.WHOLE or not DIAGONAL)
     u = _scores(p1_i, p2_j, K)
@@ -470,17 +474,18 @@ def _p1_tile(
         h_self_i += tl.sum(tl.where(own, h, 0.0), 1)
     if BOUND:
         log2_f = tl.where(j[None, :] >= start_i[:, None], log2_f, float("-inf"))
+    # dE_ij = F_ij (H_ij - G_i . Y_i), and dU_ij = dE_ij (1 + t + E_ij (1 - t)) / 2.
     f = tl.exp2(log2_f)
     from_history_i += tl.sum(f * h, 1)
     de = f * (h - mean_h_i[:, None])
-    # Twice dU / scale: the factor is applied once, to the sum.
+    # dP1 += 2 dU P2. The factor scale / 2 is applied once, to the sum.
     dp1_i = _add_product(dp1_i, de * ((e - e * t) + t) + de, p2_j, K)
     return dp1_i, from_history_i, u_self_i, h_self_i
 
 
 @triton.jit
 def _row_products(a, b, K: tl.constexpr):
-    """Of two tiles the product of each row with the other's, in FP32."""
+    """Return, in FP32, the dot product of each row of a with the same row of b."""
     found = tl.sum(a[0].to(tl.float32) * b[0].to(tl.float32), 1)
     if K.REST > 0:
         found += tl.sum(a[1].to(tl.float32) * b[1].to(tl.float32), 1)
@@ -506,6 +511,7 @@ def p1_kernel(
     y = _head(y, y_strides, head, H)
     dy = _head(dy, dy_strides, head, H)
 
+    # Per row: mean_h = G . Y, stored next to n for `p2_info_kernel`.
     dy_i = _load(dy, i_start, T, K, K.BLOCK_I, K.WHOLE)
     mean_h_i = _row_products(dy_i, _load(y, i_start, T, K, K.BLOCK_I, K.WHOLE), K)
     p1_i = _scaled(_load(p1, i_start, T, K, K.BLOCK_I, K.WHOLE), scale, K.SCALED)
@@ -518,7 +524,7 @@ def p1_kernel(
     rows = p1_i, dy_i, norm_i, mean_h_i, i_start, start_i
     zeros = tl.full([K.BLOCK_I], 0.0, tl.float32)
     sums = _zeros(K, K.BLOCK_I), zeros, zeros, zeros
-    # As in the forward pass, the diagonal first and in a loop of its own.
+    # As in the forward pass, the diagonal comes first, in a separate loop.
     for step in tl.range(0, tl.minimum(K.BLOCK_I, T - i_start), K.BLOCK_J, num_stages=1):
         sums = _p1_tile(
             sums, rows, p2, info, i_start + step, T, K, scale, DIAGONAL=True, BOUND=DOCUMENTS
@@ -529,19 +535,21 @@ def p1_kernel(
     for j_start in range(bound, i_start, K.BLOCK_J):
         sums = _p1_tile(sums, rows, p2, info, j_start, T, K, scale, DIAGONAL=False, BOUND=False)
 
-    # dA = (1 - g) (sum_j F_ij H_ij - g H_ii): in FP32 from the scores. From the rounded Y it would
-    # lose its digits where Y is close to I.
+    # dA_i = (1 - g_i) (sum of F_ij H_ij over j < i, minus g_i H_ii) = -dS_i, in FP32 from the
+    # scores. Computed from the rounded Y, it would lose its digits if Y is close to I.
     dp1_i, da, u_self_i, h_self_i = sums
     logit = tl.load(gate_logit + row, mask=i < T, other=0.0)
     if K.TRANSPORT_SELF:
         da -= tl.sigmoid(logit) * h_self_i
     da *= tl.sigmoid(-logit)
+    # du_self is dL/dU_ii D^-1/2, and dlam = -sum of dA_i log i.
     s = tl.sigmoid(u_self_i * (2.0 / tau if K.SCALED else scale / tau))
     du_self_i = -da * s * (1.0 - s) * (scale / tau)
     tl.store(du_self + row, du_self_i, mask=i < T)
     block = tl.cast(head, tl.int64) * tl.num_programs(1) + tl.program_id(1)
     dlam_i = tl.where(i < T, -da * tl.log((i + 1 - start_i).to(tl.float32)), 0.0)
     tl.store(dlam_partial + block, tl.sum(dlam_i, 0))
+    # dP1_i = D^-1/2 (sum of dU_ij P2_j over j < i, plus dU_ii P2_i).
     p2_i = _times(_load(p2[0], i_start, T, K, K.BLOCK_I, K.WHOLE), du_self_i[:, None], K)
     dp1_i = _plus(_times(dp1_i, 0.5 * scale, K), p2_i, K)
     dp1 = _head(dp1, dp1_strides, head, H)
@@ -553,10 +561,10 @@ def _p2_info_tile(
     sums, owned, p1, dy, rows, i_start, j_start, T, K: tl.constexpr, scale,
     SPLIT: tl.constexpr, DIAGONAL: tl.constexpr, BOUND: tl.constexpr,
 ):  # fmt: skip
-    """Add what the rows at i_start give to the gradients of the history at j_start.
+    """Add the share of the rows at i_start to the gradients of the history at j_start.
 
-    With SPLIT, Self is not among it, and DIAGONAL says whether some of the rows lie in the block.
-    With BOUND some of the rows may lie behind end_j, the end of their history's document.
+    SPLIT: the caller adds Self's share, and DIAGONAL says whether some rows may be in the block of
+    history. BOUND: some rows may be past end_j, the end of a history token's document.
     """
     dp2_j, dinfo_j = sums
     p2_j, info_j, du_self_j, f_self_j, end_j = owned
@@ -566,9 +574,9 @@ def _p2_info_tile(
     p1_i = _read(p1, i_start, T, K, K.BLOCK_I, K.WHOLE)
     dy_i = _read(dy, i_start, T, K, K.BLOCK_I, K.WHOLE)
     norm_i, mean_h_i = _read_row_sums(row_tiles, head, row_sums, i_start, T, K.BLOCK_I, K.WHOLE)
-    # Formed transposed: a dot result transposed into another dot is miscompiled on Hopper.
-    # Each rest directly behind its wide product: ptxas then waits twice before the first tanh and
-    # not four times.
+    # U^T = P2 P1^T and H^T = I G^T (BLOCK_J, BLOCK_I) are formed transposed: some Triton versions
+    # miscompile, for Hopper, a dot result that is transposed into another dot. REST products follow
+    # their WIDE ones directly: ptxas then waits twice before the first tanh, not four times.
     ut = _scores(p2_j, p1_i, K)
     ht = _scores(info_j, dy_i, K)
     log2_f, e, t = _flow(ut, norm_i[None, :], scale, p1_i[0], K.SCALED)
@@ -576,6 +584,7 @@ def _p2_info_tile(
         log2_f = tl.where(j[:, None] < i[None, :], log2_f, float("-inf"))
     if BOUND:
         log2_f = tl.where(i[None, :] < end_j[:, None], log2_f, float("-inf"))
+    # F^T and 2 dU^T, as in `_p1_tile`.
     ft = tl.exp2(log2_f)
     de = ft * (ht - mean_h_i[None, :])
     dut = de * ((e - e * t) + t) + de
@@ -588,6 +597,7 @@ def _p2_info_tile(
             if K.TRANSPORT_SELF:
                 ft = tl.where(own, f_self_j[:, None], ft)
             dut = tl.where(past, dut, tl.where(own, du_self_j[:, None], 0.0))
+    # dI += F^T G, and dP2 += 2 dU^T P1 (the factor scale / 2 comes at the end).
     dinfo_j = _add_product(dinfo_j, ft, dy_i, K)
     return _add_product(dp2_j, dut, p1_i, K), dinfo_j
 
@@ -597,15 +607,15 @@ def _scan_head(
     sums, p2_j, info_j, p1, dy, row_tiles, ends, head, gate_logit, row_sums, du_self, j_start,
     H, T, K: tl.constexpr, scale, ALONE: tl.constexpr,
 ):  # fmt: skip
-    """Add what the rows of `head` give to the gradients of the history at j_start.
+    """Add the share of the rows of `head` to the gradients of the history at j_start.
 
-    ALONE: no other head reads this history, and the sums so far are zeros.
+    ALONE: no other head reads this history, so the sums are still zeros.
     """
-    # At widths of two tiles, and through pointers, a second loop spills or takes longer.
+    # With two tiles of columns, or through pointers, a second loop spills registers or is slower.
     SPLIT: tl.constexpr = p1[2] is not None and K.REST == 0
     j = j_start + tl.arange(0, K.BLOCK_J)
     rows = tl.cast(head, tl.int64) * T
-    # Self's entries of twice dU / scale and of F.
+    # Self's entries: 2 dU_jj, from the stored dU_jj D^-1/2, and F_jj = sigma(S - A).
     du_self_j = tl.load(du_self + rows + j, mask=j < T, other=0.0) * (2.0 / scale)
     f_self_j = 0.0
     if K.TRANSPORT_SELF:
@@ -619,8 +629,8 @@ def _scan_head(
     p1 = (_head(p1[0], p1[1], head, H), p1[2], p1[3])
     dy = (_head(dy[0], dy[1], head, H), dy[2], dy[3])
     if SPLIT:
-        # The sums begin with Self's share: begun with zeros, as in the exchange-only ablation,
-        # ptxas serialises the products (C7515).
+        # The sums begin with Self's share, because ptxas serialises the products (C7515) if a sum
+        # begins with zeros, as dI does in the exchange-only ablation.
         dp2_j, dinfo_j = sums
         p1_j = _load(p1[0], j_start, T, K, K.BLOCK_J, K.WHOLE)
         dp2_self = _times(p1_j, du_self_j[:, None], K)
@@ -630,7 +640,7 @@ def _scan_head(
             dinfo_self = _times(dy_j, f_self_j[:, None], K)
             dinfo_j = dinfo_self if ALONE else _plus(dinfo_j, dinfo_self, K)
         sums = dp2_j, dinfo_j
-        # As in the forward pass, the diagonal first and in a loop of its own.
+        # As in the forward pass, the diagonal comes first, in a separate loop.
         past = tl.minimum(tl.cdiv(j_start + K.BLOCK_J, K.BLOCK_I) * K.BLOCK_I, end)
         for i_start in tl.range(first, past, K.BLOCK_I, num_stages=1):
             sums = _p2_info_tile(
@@ -659,13 +669,14 @@ def p2_info_kernel(
     p1_strides, p2_strides, info_strides, dy_strides, out_strides, H, T, scale, K: tl.constexpr,
 ):  # fmt: skip
     scale = tl.cast(scale, tl.float32)
-    # The first of history is read by the most rows: program 0 starts first.
+    # The earliest history is read by the most rows. Programs with the lowest numbers start first.
     j_start = tl.program_id(1) * K.BLOCK_J
     shared = _program_head()
     p2 = _head(p2, p2_strides, shared, H // K.GROUP)
     info = _head(info, info_strides, shared, H // K.GROUP)
     p2_j = _scaled(_load(p2, j_start, T, K, K.BLOCK_J, K.WHOLE), scale, K.SCALED)
     info_j = _load(info, j_start, T, K, K.BLOCK_J, K.WHOLE)
+    # Sums of dP2 and dI (BLOCK_J, D) over the rows of all GROUP heads that read this history.
     zeros = _zeros(K, K.BLOCK_J)
     sums = zeros, zeros
     p1 = p1, p1_strides, p1_tiles, p1_rests
@@ -694,7 +705,7 @@ def p2_info_kernel(
 def _options(
     launch: Launch, p1: Tensor, p2: Tensor, transport_self: bool, described=False, repairs=False
 ) -> dict:
-    """The constants of a pass, and Triton's options; described: it scans through descriptors."""
+    """Return the kernel's K and Triton's options. described: the pass uses TMA descriptors."""
     D = p1.shape[3]
     wide, rest = split_width(D, described and launch.padded)
     constants = Constants(
@@ -713,20 +724,20 @@ def _options(
 
 
 def scales_exactly(x: Tensor) -> bool:
-    """Whether x (..., D) can be multiplied by half of D^-1/2 beforehand without rounding.
+    """Whether x (..., D) can be multiplied by half of D^-1/2 without rounding.
 
-    That takes a power of two, and a dtype whose small numbers keep their digits.
+    The factor must be a power of two, and small numbers of the dtype must not lose digits.
     """
     return math.frexp(0.5 / math.sqrt(x.shape[-1]))[0] == 0.5 and x.dtype != torch.float16
 
 
 def _describe(x: Tensor, rows: int, width: int) -> TensorDescriptor | None:
-    """Of x (B, H, T, D) in tiles of `rows` by `width`, zeros past T and D; None for no width."""
+    """Describe x (B, H, T, D) to TMA in tiles of `rows` by `width`, zeros past T and D, or None."""
     return TensorDescriptor(x, x.shape, x.stride(), [1, 1, rows, width]) if width else None
 
 
 def _scanned(launches: Launches, launch: Launch, rows: int, *tensors: Tensor) -> list:
-    """Descriptors of the WIDE columns of each tensor and of the REST, if the launches use any."""
+    """Return descriptors: each tensor's WIDE columns, then each one's REST columns, or Nones."""
     if not launches.descriptors:
         return [None] * (2 * len(tensors))
     parts = split_width(tensors[0].shape[3], launch.padded)
@@ -734,7 +745,7 @@ def _scanned(launches: Launches, launch: Launch, rows: int, *tensors: Tensor) ->
 
 
 def keeps_maximum(dtype: torch.dtype) -> bool:
-    """Whether the scan subtracts a running maximum: FP16 ends at 65504, and FP32 is in no hurry."""
+    """Whether the scan keeps a running maximum: FP16 (up to 65504) must, and FP32 can afford it."""
     return dtype != torch.bfloat16
 
 
@@ -742,7 +753,7 @@ def forward(
     launches: Launches, p1: Tensor, p2: Tensor, info: Tensor, lam: Tensor, starts: Tensor | None,
     y: Tensor, gate_logit: Tensor, log_norm: Tensor, tau: float, transport_self: bool,
 ) -> None:  # fmt: skip
-    """Fill Y and the two numbers a row of `launch.launch_forward`, rows out of range excepted."""
+    """Fill y, gate_logit and log_norm. Without a maximum, `repair` must redo rows out of range."""
     _, H, T, D = p1.shape
     launch, described = launches.forward, launches.descriptors
     options = _options(launch, p1, p2, transport_self, described)
@@ -759,7 +770,7 @@ def repair(
     launches: Launches, p1: Tensor, p2: Tensor, info: Tensor, lam: Tensor, starts: Tensor | None,
     y: Tensor, gate_logit: Tensor, log_norm: Tensor, tau: float, transport_self: bool,
 ) -> None:  # fmt: skip
-    """Fill the rows whose sums left the range of a forward without a running maximum."""
+    """Recompute the rows whose sums left the range of a forward without a running maximum."""
     B, H, T, D = p1.shape
     start(
         repair_kernel, (B * H, cdiv(T, REPAIRED_ROWS)),
@@ -778,7 +789,7 @@ def backward(
     B, H, T, D = p1.shape
     scale, described = 1 / math.sqrt(D), launches.descriptors
     launch = launches.p1
-    # A pair a row, or for TMA two planes of rows of a multiple of 16 bytes.
+    # One pair per row; for TMA two vectors per head, each padded to 16 bytes (`_row_sums_at`).
     row_sums = log_norm.new_empty((B * H, 2, -(-T // 4) * 4) if described else (B * H, T, 2))
     du_self = log_norm.new_empty((B, H, T))
     dlam_partial = log_norm.new_empty(B * H * cdiv(T, launch.block_i))
