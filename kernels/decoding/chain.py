@@ -1,9 +1,9 @@
-"""Launches of one token that overlap: a kernel loads its weights while the one before still runs.
+"""Overlapping launches: a kernel loads its weights while the previous kernel still runs.
 
-Hopper and later start a chained kernel early (programmatic dependent launch). What it loads before
-it waits must be older than the chain: weights, RoPE's tables, and states and lengths of the tokens
-before. It waits in every program, so that a kernel that has ended vouches for all before it, and
-writes nothing until then. A chain starts behind a launch that is not chained.
+Hopper and later start a chained kernel early (programmatic dependent launch). Before it waits, it
+may load only what is older than the chain: weights, RoPE's tables, and states and lengths of
+earlier tokens. Every program waits, and writes nothing before: so when a kernel has ended, all
+kernels before it have ended too. A chain starts after a launch that is not chained.
 """
 
 import triton
@@ -17,12 +17,12 @@ _OLDEST = 90  # compute capability, times ten
 
 
 def can_chain() -> bool:
-    """Whether kernels on the current device can start before the one before has ended."""
+    """Return whether the current device can start a kernel before the previous one has ended."""
     return not interpreted() and driver.active.get_current_target().arch >= _OLDEST
 
 
 def options(chained: bool) -> dict[str, bool]:
-    """The keywords of a launch: whether the kernel waits, and what tells the driver."""
+    """Return a launch's keywords: CHAINED for the kernel, and launch_pdl for the driver."""
     if chained and can_chain():
         return {"CHAINED": True, "launch_pdl": True}
     return {"CHAINED": False}
@@ -30,7 +30,7 @@ def options(chained: bool) -> dict[str, bool]:
 
 @triton.jit
 def wait_for_chain(CHAINED: tl.constexpr):
-    """Wait for the kernel before, and let the next one begin; nothing is written before this."""
+    """Wait for the previous kernel, then let the next one start. Write nothing before this."""
     if CHAINED:
         gdc_wait()
         gdc_launch_dependents()

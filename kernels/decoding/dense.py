@@ -1,9 +1,9 @@
 """Products of a few rows with a weight, with the norm before and the sum or gate after them.
 
-BLOCK_B rows make one tile whatever the batch, so that a row's sums are the same in every batch.
-With one row a tile is mostly padding, which costs nothing: waiting for memory takes the time. So a
-program asks for all that it needs of a weight at once, the columns spread over its warps, each of
-which forms a sum over its own; the warps' sums are added at the end.
+A tile always has BLOCK_B rows, so a row's sums are the same in every batch. With one row the tile
+is mostly padding. This costs nothing, because the kernel mostly waits for memory. To wait once, a
+program loads its part of the weight at once. Its warps share out the columns; each warp sums over
+its own columns, and the warps' sums are added at the end.
 """
 
 import torch
@@ -17,23 +17,23 @@ from relation.kernels.decoding import ADD, GATE
 from relation.kernels.decoding.chain import can_chain, options, wait_for_chain
 
 _BLOCK_B = 16
-# By the bytes of a number: the most columns that a warp takes at once, and how many it takes in a
-# step where these are not all. FP32 has no tensor cores: threads hold its operands. Every further
-# warp adds a partial sum to exchange, so four take all columns where these fit; where they do not,
-# 16 bits step with eight.
+# By bytes per number. _WHOLE: the most columns of a warp that are loaded at once. _STEP: columns
+# per warp and step if it has more. FP32 has no tensor cores, so threads hold its operands. Every
+# warp adds a partial sum to exchange, so four warps take all columns if these fit. If not, eight
+# warps step through 16-bit weights, four through FP32.
 _WHOLE, _STEP = {2: 256, 4: 16}, {2: 64, 4: 16}
 
 
 @triton.jit
 def _load_x(x, b, k, B, K: tl.constexpr):
-    """(SPLIT, BLOCK_B, BLOCK_K) of x (B, K), as FP32."""
+    """Load (SPLIT, BLOCK_B, BLOCK_K) of x (B, K), as FP32."""
     at = x + tl.cast(b, tl.int64)[None, :, None] * K + k[:, None, :]
     return tl.load(at, mask=(b < B)[None, :, None] & (k < K)[:, None, :], other=0.0).to(tl.float32)
 
 
 @triton.jit
 def _load_weight(rows, inside, k, K: tl.constexpr):
-    """(SPLIT, BLOCK_K, BLOCK_N) of a weight whose rows start at `rows`."""
+    """Load (SPLIT, BLOCK_K, BLOCK_N) of a weight whose rows start at `rows`."""
     at = rows[None, None, :] + k[:, :, None]
     return tl.load(at, mask=inside[None, None, :] & (k < K)[:, :, None], other=0.0)
 
@@ -56,6 +56,7 @@ def project_kernel(
         gate_part = _load_weight(rows + N * K, n < N, k, K)
     wait_for_chain(CHAINED)
 
+    # With NORM: 1 / sqrt(mean(x^2) + eps) of each row, (BLOCK_B,).
     tile = _load_x(x, b, k, B, K)
     at = out + tl.cast(b, tl.int64)[:, None] * N + n[None, :]
     inside = (b < B)[:, None] & (n < N)[None, :]
@@ -72,7 +73,7 @@ def project_kernel(
     result = tl.zeros([SPLIT, BLOCK_B, BLOCK_N], tl.float32)
     gated = tl.zeros([SPLIT, BLOCK_B, BLOCK_N], tl.float32)
     for start in range(0, K, STEP):
-        # The next columns are on their way while these are multiplied; past the end none are.
+        # Load the next columns while these are multiplied. Past the end the mask loads none.
         following = start + STEP + k
         normed = (tile * inverse[None, :, None]).to(kind)
         result = tl.dot(normed, part, result, input_precision="ieee")
@@ -99,20 +100,20 @@ def project(
     *,
     chained: bool = False,
 ) -> Tensor:
-    """x (B, K) through weight (N, K), both contiguous, as a decoder does for one token a row.
+    """Return x W^T for x (B, K) and W = weight (N, K), both contiguous: one token per row.
 
-    weight: BF16, FP16 or FP32. With eps, x is FP32 and first divided by its root mean square; else
-    it has weight's dtype. `then` says what becomes of x W^T: "add" adds it, rounded to weight's
-    dtype, to `out`, (B, N) FP32, in place; "gate" gives silu(first half) times second half, of
-    weight's dtype, (B, N / 2); "" gives it in `out`'s dtype, weight's where there is no `out`.
-    Sums are FP32.
+    weight: BF16, FP16 or FP32. With eps, x is FP32 and is first divided by its root mean square;
+    without, x has weight's dtype. then: "add" rounds x W^T to weight's dtype and adds it to `out`,
+    (B, N) FP32, in place; "gate" returns silu(first half) times second half, (B, N / 2), in
+    weight's dtype; "" returns x W^T in the dtype of `out`, or in weight's if `out` is None. Sums
+    are FP32.
     """
     (N, K), B, kind = weight.shape, x.shape[0], weight.dtype
     if then == GATE:
         N //= 2
     if out is None:
         out = x.new_empty(B, N, dtype=kind)
-    # Narrow blocks spread a small weight over the chip; a wide one fills it anyway.
+    # Narrow blocks spread a small weight over the GPU. A large weight fills it with wide blocks.
     block_n = 32 if N >= 4096 and then != GATE else 16
     size = weight.element_size()
     share = next_power_of_2(cdiv(K, 4))
@@ -134,7 +135,7 @@ def embed_kernel(ids, embedding, x, d_model, multiplier, BLOCK: tl.constexpr, CH
     if CHAINS:
         gdc_launch_dependents()
     row = tl.program_id(0)
-    # What is no token stands for logits that were not finite: its text has ended.
+    # A negative id comes from logits that were not finite: the row's text has ended.
     token = tl.maximum(tl.load(ids + row), 0)
     c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     found = tl.load(embedding + token * d_model + c, mask=c < d_model, other=0.0)
@@ -142,10 +143,10 @@ def embed_kernel(ids, embedding, x, d_model, multiplier, BLOCK: tl.constexpr, CH
 
 
 def embed(ids: Tensor, embedding: Tensor, multiplier: float = 1.0) -> Tensor:
-    """Rows of embedding (V, d) FP32 times a number, (B, d), of ids (B,) int64; contiguous all.
+    """Return multiplier * embedding[ids], (B, d) FP32.
 
-    A negative id, of logits that were not finite, takes the first row. Never chained: chains start
-    here.
+    ids: (B,) int64; embedding: (V, d) FP32; both contiguous. A negative id, which comes from logits
+    that were not finite, takes row 0. This launch is never chained: it starts a chain.
     """
     B, d_model = ids.numel(), embedding.shape[1]
     x = embedding.new_empty(B, d_model)

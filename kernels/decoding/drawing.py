@@ -1,7 +1,7 @@
-"""The next token of each row, drawn from its logits, and what a row counts with it.
+"""Draw the next token of each row from its logits, and update the row's counts.
 
-A program takes one row, in FP64 as the definition does. It cuts the cumulative distribution, times
-its sum, where the uniform number says: nothing is divided.
+A program processes one row, in FP64 as the definition does. It compares cumulative sums of weights
+with the uniform number times their total, so it divides by nothing.
 """
 
 import torch
@@ -12,13 +12,13 @@ from torch import Tensor
 from relation.kernels.common import next_power_of_2
 from relation.kernels.decoding.chain import options, wait_for_chain
 
-# Logits that a program takes at once: if these are all, and else.
+# Logits per step: all of them if there are at most _WHOLE, otherwise _PART.
 _WHOLE, _PART, _WARPS = 4096, 2048, 8
 
 
 @triton.jit
 def _weights(row, v, top, warmth, V: tl.constexpr):
-    """exp((x - top) / temperature) of the logits v, 0 past the last."""
+    """Return exp((x - top) / temperature) for the logits v, FP64; 0 past the last one."""
     x = tl.load(row + v, mask=v < V, other=0.0).to(tl.float64)
     return tl.where(v < V, tl.exp((x - top) / warmth), 0.0)
 
@@ -56,6 +56,7 @@ def draw_kernel(
             first = tl.minimum(first, tl.where(x == top, start + lane, V))
         drawn = tl.min(first, 0)
     else:
+        # The drawn token is the number of cumulative sums that are <= uniform * total.
         top = top.to(tl.float64)
         total = tl.full([], 0.0, tl.float64)
         for start in range(0, V, BLOCK):
@@ -69,11 +70,11 @@ def draw_kernel(
             below += ((cumulative <= uniform * total) & (start + lane < V)).to(tl.int32)
             last = tl.maximum(last, tl.where(weight > 0, start + lane, 0))
             before += tl.sum(weight, 0)
-        # The sum, added in another order, may lie a last digit above the cumulative distribution.
+        # `total` was added in another order, so it may exceed the last cumulative sum slightly.
         drawn = tl.minimum(tl.sum(below, 0), tl.max(last, 0))
     drawn = tl.where(tl.sum(broken, 0) > 0, -1, drawn)
     if COUNTS:
-        # Every warp has read what one of them now writes.
+        # One warp writes these counts, so first wait until every warp has read them.
         tl.debug_barrier()
         tl.store(place + b, at)
         tl.store(lengths + b, length + lives)
@@ -93,14 +94,14 @@ def draw(
     *,
     chained: bool = False,
 ) -> None:
-    """Draw a token of each row of logits (B, V) FP32 into ids (B,) int64.
+    """Draw a token for each row of logits, (B, V) FP32, into ids, (B,) int64; all contiguous.
 
-    -1 where logits are not finite. temperature: (1,) FP64, None for the likeliest token, of equal
-    ones the first. uniforms: (n, B) FP64 in [0, 1), where the cumulative distribution is cut;
-    their first row is taken. counts: what a token moves on, in place: the drawings so far (B,)
-    int64, whose next is that row of uniforms modulo n; `lengths` and `active`, as in
-    `linear_token`, the former by the latter. stop: an id; a row that draws it ends, and one that
-    has ended draws it again. All contiguous.
+    A row with logits that are not finite draws -1. temperature: (1,) FP64; None takes the likeliest
+    token, the first of equal ones. uniforms: (n, B) FP64 in [0, 1), which cut the cumulative
+    distribution. Without counts row 0 is used. counts: three tensors (B,), updated in place: the
+    index of the last draw, int64, is incremented first and selects row index % n of uniforms;
+    `lengths` is incremented by `active` (both as in `linear_token`). stop: an id that ends the row
+    that draws it (`active` becomes 0); an ended row draws it again. stop needs counts.
     """
     (B, V), rounds = logits.shape, len(uniforms)
     place, lengths, active = (ids, ids, ids) if counts is None else counts

@@ -1,10 +1,10 @@
-"""One token of a mixer: against its history, or of Linear Relation's state.
+"""One token of a mixer: MHA and Full Relation with a history, Linear Relation with a state.
 
 A program of `piece_kernel` reads PIECE tokens of one head's history, all at once. `token_kernel`
-adds the pieces of a head, BLOCK_S lanes side by side, each in order, and the lanes at the end; then
-the token itself, and writes the token into the history: nothing reads that place before. Scores are
-kept times log2(e), and sums relative to the largest score so far. A program of `linear_kernel`
-reads, gates and writes BLOCK_V columns of one C.
+adds up the pieces of a head: BLOCK_S lanes in parallel, each in order, then the lanes, then the new
+token. It also writes the new token into the history, where no program of the step reads. Scores are
+stored times log2(e), and sums relative to the largest score so far. A program of `linear_kernel`
+reads, updates and writes BLOCK_V columns of one head's C.
 """
 
 import math
@@ -19,28 +19,28 @@ from relation.kernels.common import cdiv, offset_of_head, padded_width
 from relation.kernels.decoding import LONGEST
 from relation.kernels.decoding.chain import options, wait_for_chain
 
-# Fixed, so that a row is summed alike in every batch and at every capacity.
+# Fixed, so that a row's sums have the same order in every batch and at every capacity.
 PIECE = 128
-# A head's sums are few: more lanes or warps wait longer for each other than they save.
+# A head has few sums: more lanes or warps would cost more in waiting than they save.
 _BLOCK_S, _TOKEN_WARPS, _STAGES = 16, 2, 4
 LOG2E = tl.constexpr(1.4426950408889634)
-# Below every score, and finite: the difference of two infinities is no number.
+# Below every score, and finite: the difference of two infinities is NaN.
 LEAST = tl.constexpr(-1.0e30)
-# Channels of information that a program of Linear Relation takes, and its warps.
+# Of `linear_kernel`: information channels per program, and warps.
 _BLOCK_V, _WARPS = 32, 4
-_SHORTEST = tl.constexpr(1.0e-12)  # a vector's length is at least that, as in the definition
+_SHORTEST = tl.constexpr(1.0e-12)  # norms are clamped to this, as in the definition
 
 
 @triton.jit
 def load_row(row, D: tl.constexpr, BLOCK_D: tl.constexpr):
-    """D neighbouring numbers as FP32, zeros after them."""
+    """Load D neighbouring numbers as FP32, with zeros up to BLOCK_D."""
     d = tl.arange(0, BLOCK_D)
     return tl.load(row + d, mask=d < D, other=0.0).to(tl.float32)
 
 
 @triton.jit
 def load_angles(cos, sin, place, D: tl.constexpr, BLOCK_D: tl.constexpr):
-    """RoPE's cosines and sines at a place, each sine with the sign of what it turns."""
+    """Load RoPE's cosines and sines of a place; the first half of the sines is negated."""
     d = tl.arange(0, BLOCK_D)
     angle = tl.cast(place, tl.int64) * D + d
     c = tl.load(cos + angle, mask=d < D, other=0.0)
@@ -50,7 +50,7 @@ def load_angles(cos, sin, place, D: tl.constexpr, BLOCK_D: tl.constexpr):
 
 @triton.jit
 def load_rotated(row, angles, D: tl.constexpr, BLOCK_D: tl.constexpr):
-    """A row of coordinates turned by `load_angles`', rounded to its dtype as RoPE does, as FP32."""
+    """Load a row rotated by `load_angles`' result: rounded to its dtype as in RoPE, then FP32."""
     d = tl.arange(0, BLOCK_D)
     partner = tl.where(d < D // 2, d + D // 2, d - D // 2)
     x = tl.load(row + d, mask=d < D, other=0.0).to(tl.float32)
@@ -67,7 +67,7 @@ def _score2(u, RELATION: tl.constexpr):
         return u * LOG2E
 
 
-# A state that grows runs the code that it had.
+# Capacity and pieces are not specialised: a history that grows needs no new compilation.
 @triton.jit(do_not_specialize=["capacity", "pieces"])
 def piece_kernel(
     projected, cos, sin, first, second, lengths, tops, sums,
@@ -93,6 +93,7 @@ def piece_kernel(
     p1 = load_rotated(
         projected + offset_of_head(head, H, (H + 2 * (H // GROUP)) * D, D), angles, D, BLOCK_D
     )
+    # top = max e_j over the piece, then sum of exp(e_j - top) and of exp(e_j - top) I_j, (D,).
     score = _score2(tl.sum(p1[None, :] * p2.to(tl.float32), 1) * scale, RELATION)
     score = tl.where(t < length, score, LEAST)
     top = tl.max(score, 0)
@@ -117,13 +118,14 @@ def token_kernel(
     lane = tl.arange(0, BLOCK_S)
     angles = load_angles(cos, sin, length, D, BLOCK_D)
     wait_for_chain(CHAINED)
-    # Of a row of the batch: H heads of p1, then the shared ones of p2, then those of information.
+    # A batch row holds H heads of p1, then K heads of p2, then K heads of information.
     K, shared = H // GROUP, head // GROUP
     p1 = load_rotated(projected + offset_of_head(head, H, (H + 2 * K) * D, D), angles, D, BLOCK_D)
     row = projected + H * D + offset_of_head(shared, K, (H + 2 * K) * D, D)
     p2 = load_rotated(row, angles, D, BLOCK_D)
     info = load_row(row + K * D, D, BLOCK_D)
 
+    # Add the pieces' sums, each rescaled to the largest score; carried: (BLOCK_S, BLOCK_D).
     here = tl.cast(head, tl.int64) * pieces
     filled = tl.cdiv(length, PIECE)
     largest = tl.full([BLOCK_S], LEAST, tl.float32)
@@ -176,27 +178,27 @@ def history_token(
     *,
     chained: bool = False,
 ) -> Tensor:
-    """Full Relation of one token a row, or without lam attention; the history takes it in.
+    """Return Full Relation, or attention if lam is None, of one token per row; append the token.
 
-    projected: (B, H + 2 K, D), contiguous, BF16, FP16 or FP32, before RoPE: H heads of p1, then K
-    of p2 and K of mixed information, or queries, keys and values; head h reads the shared head
-    h // (H / K). history: p2 and information of the tokens before, or keys and values,
-    (B, K, capacity, D) of projected's dtype, contiguous: row b has lengths[b], and its next place
-    is written. tables: RoPE's cosines and sines, (places, D) FP32. lam: one FP32 number; tau: the
-    Self temperature; transport_self: as `flash_relation`. Returns (B, H D) of projected's dtype.
+    projected: (B, H + 2 K, D), contiguous, BF16, FP16 or FP32, before RoPE: H heads of p1, K of p2
+    and K of mixed information (or queries, keys and values). Head h reads the shared head
+    h // (H / K). history: two tensors (B, K, capacity, D), contiguous, in projected's dtype: p2 and
+    information of earlier tokens (or keys and values). Row b has lengths[b]; the next place is
+    written. tables: RoPE's cosines and sines, (places, D) FP32. lam: one FP32 number. tau: the Self
+    temperature. transport_self: as in `flash_relation`. Returns (B, H D) in projected's dtype.
     """
     _, K, capacity, _ = history[0].shape
     B, rows, D = projected.shape
     H = rows - 2 * K
     if capacity > LONGEST:
-        raise InputError(f"the history holds {capacity:,} tokens; the kernel reads {LONGEST:,}")
+        raise InputError(f"the history has room for {capacity:,} tokens; use at most {LONGEST:,}")
     pieces = cdiv(capacity, PIECE)
     tops = projected.new_empty(B * H, pieces, 2, dtype=torch.float32)
     sums = projected.new_empty(B * H, pieces, D, dtype=torch.float32)
     y = projected.new_empty(B, H * D)
     common = {"RELATION": lam is not None, "GROUP": H // K, "D": D, "BLOCK_D": padded_width(D)}
     common |= {"PIECE": PIECE}
-    # A piece stands in the registers of 4 warps where its rows have 128 bytes or fewer.
+    # A piece fits the registers of 4 warps if its rows have at most 128 bytes.
     warps = 4 if D * projected.itemsize <= 128 else 8
     with torch.cuda.device_of(projected):
         piece_kernel[(B * H, pieces)](
@@ -214,7 +216,7 @@ def history_token(
 
 @triton.jit
 def softplus(x):
-    """log(1 + exp x), to the last digits where it is small: a retention is close to one there."""
+    """Return log(1 + exp x), accurate also if it is small: the retention is then close to 1."""
     e = tl.exp(-tl.abs(x))
     u = 1.0 + e
     log1p = tl.where(u == 1.0, e, tl.log(u) * (e / tl.where(u == 1.0, 1.0, u - 1.0)))
@@ -245,6 +247,7 @@ def linear_kernel(
     lives = tl.load(active + b) != 0
     wait_for_chain(CHAINED)
 
+    # alpha = exp(-exp(A_log) softplus(up down + dt_bias)), (BLOCK_D,).
     row = projected + offset_of_head(head, H, stride_projected, D)
     p1 = load_rotated(row, angles, D, BLOCK_D)
     p2 = load_rotated(row + H * D, angles, D, BLOCK_D)
@@ -254,6 +257,7 @@ def linear_kernel(
     raw = raw.to(up.dtype.element_ty).to(tl.float32)
     retention = tl.exp(-rate * softplus(raw + bias))
 
+    # y = I + (Diag(alpha) C)^T r and C = Diag(alpha) C + w I^T, for BLOCK_V columns of C.
     S = tl.sigmoid(tl.sum(p1 * p2, 0) * scale)
     read = p1 * (S / tl.maximum(tl.sqrt(tl.sum(p1 * p1, 0)), _SHORTEST))
     write = p2 * (S / tl.maximum(tl.sqrt(tl.sum(p2 * p2, 0)), _SHORTEST))
@@ -275,13 +279,13 @@ def linear_token(
     *,
     chained: bool = False,
 ) -> Tensor:
-    """Linear Relation of one token a row (Section 5.2); the state takes it in, in place.
+    """Return Linear Relation (Section 5.2) of one token per row; update the state in place.
 
-    projected: (B, n >= 3, H, D), contiguous: p1 and p2 before RoPE and mixed information first.
-    down: the retention path's inner projection, (B, H, D), its last two dimensions contiguous.
-    retention: its second matrix a head, (H, D, D), in projected's dtype, and A_log and dt_bias,
-    (H D,) FP32. state: C, (B, H, D, D) FP32, contiguous. active: (B,) int32; where 0, the row's
-    state stays. tables, lengths, tau: as `history_token`. Returns (B, H D) of projected's dtype.
+    projected: (B, n >= 3, H, D), contiguous; it begins with p1 and p2 before RoPE, then mixed
+    information. down: the inner projection of the retention path, (B, H, D), with its last two
+    dimensions contiguous. retention: that path's second matrix, (H, D, D) in projected's dtype, and
+    A_log and dt_bias, (H D,) FP32. state: C, (B, H, D, D) FP32, contiguous. active: (B,) int32; 0
+    leaves the row's state unchanged. tables, lengths, tau: as in `history_token`. Returns (B, H D).
     """
     B, _, H, D = projected.shape
     y = projected.new_empty(B, H * D)

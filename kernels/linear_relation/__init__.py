@@ -1,4 +1,4 @@
-"""Linear Relation in chunks: exact, linear in T, with the state in and out (Section 5.2)."""
+"""Linear Relation in chunks: exact, linear in T, with initial and final state (Section 5.2)."""
 
 from torch import Tensor
 
@@ -17,25 +17,25 @@ def linear_relation(
     *,
     documents: Documents | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Ask Self, Ask Others, Answer, Become Others (Section 5.2; Appendix A.4), in chunks of tokens.
+    """Return y and the final state: Ask Self, Ask Others, Answer, Become Others (Appendix A.4).
 
-    p1, p2, info: (B, H, T, D), one of BF16, FP16 and FP32, any strides, T from 1 to 2,097,120 (in
-    16 bits twice that) and D from 16 to 128; p1, p2 after RoPE and before normalisation, info after
-    Givens mixing; p2 and info may have fewer heads, a divisor of H, each read by neighbouring heads
-    of p1. log_retention: g = log alpha <= 0, (B, H, T, D), FP32 or BF16; -inf forgets all. state: C
-    of the tokens before, (B, H, D, D), FP32, with the retained channel first and the information
-    channel last, or None for C = 0. tau: the Self temperature. documents: each starts with C = 0.
-    Returns y (B, H, T, D) in info's dtype, stored as (B, T, H, D), and the final state
-    (B, H, D, D), FP32. Sums are FP32, and no retention, however strong, gives NaN. Differentiable
-    once in every tensor; equal inputs give bitwise equal results and gradients.
+    p1, p2, info: (B, H, T, D), all BF16, FP16 or FP32, any strides. T is 1 to 2,097,120 in FP32 and
+    1 to 4,194,240 in 16 bits; D is 16 to 128. p1 and p2 come after RoPE and before normalisation,
+    info after Givens mixing. p2 and info may have fewer heads, a divisor of H: neighbouring heads
+    of p1 share one. log_retention: g = log alpha <= 0, (B, H, T, D), FP32 or BF16; -inf forgets
+    all. state: C before the first token, (B, H, D, D), FP32, with the retained channel first and
+    the information channel last; None means C = 0. tau: the Self temperature. documents: each
+    starts with C = 0. Returns y (B, H, T, D) in info's dtype, stored as (B, T, H, D), and the final
+    state (B, H, D, D), FP32. Sums are FP32. No retention gives NaN, however strong. Every tensor is
+    differentiable once. Equal inputs give bitwise equal results and gradients.
 
-    Raises InputError for other shapes, dtypes, mixed devices or tau <= 0, and on a device for
-    which `why_unavailable` has a reason.
+    Raises InputError for other shapes or dtypes, mixed devices, tau <= 0, documents together with a
+    state, and a device for which `why_unavailable` returns a reason.
     """
     _check_inputs(p1, p2, info, log_retention, state, tau)
     log_retention = forget_at_starts(documents, p1, log_retention, state)
     check_available("linear_relation", p1)
-    # Imported here, as it needs Triton.
+    # Imported only here because it needs Triton.
     from relation.kernels.linear_relation.op import EagerRelation, linear_forward
 
     given = p1, p2, info, log_retention, state

@@ -1,13 +1,13 @@
 """Chunks of any retention, forward and backward: pairs of tokens by halves of blocks.
 
-At every level a chunk's blocks of tokens are halved, and all pairs across their middles are one
-product: of each token's coordinate, of reads right of the middle and of writes left of it, times
-its retention up to the middle. That product is symmetric, and so is the gradient of all scores, so
-a level takes one tile of coordinates and one exponential a number. No exponent is above zero, and
-the time does not depend on how strong the retention is. README.md has the equations.
+At every level the chunk is cut into blocks of tokens, each with a middle. One matrix product forms
+all pairs across the middles. Its factor x_t is the read times the retention from the middle to t if
+t is right of the middle, and the write times the retention from t to the middle if it is left. The
+product is symmetric, and so is the gradient of the scores: a level needs one tile of x and one
+exponential per number. No exponent is positive. The time does not depend on how strong the
+retention is. README.md has the equations.
 
-A program takes up to SHARE chunks and leaves weak ones to their own kernels. Its views start at the
-chunk: t_start is 0, and `rest` tokens are left.
+A program takes up to SHARE chunks and skips the weak ones. Views start at the chunk: t_start is 0.
 """
 
 import triton
@@ -38,10 +38,10 @@ from relation.kernels.linear_relation.tiles import (
 
 @triton.jit
 def _chunk_of_program(turn, chunks):
-    """The index among the chunks of all heads that this program takes at its `turn`.
+    """Return the index, among the chunks of all heads, of this program's chunk at `turn`.
 
-    Of another head at every turn, where there are enough: the chunks that are not weak are those of
-    some heads, as a rule. 32 bits have to hold turn * chunks (`Call.share_out`).
+    Every turn takes another head if there are enough. This spreads the work, because only some
+    heads usually have chunks that are not weak. turn * chunks must fit 32 bits (`Call.share_out`).
     """
     program, programs = tl.program_id(0), tl.num_programs(0)
     return turn * programs + (program + turn * chunks) % programs
@@ -49,7 +49,7 @@ def _chunk_of_program(turn, chunks):
 
 @triton.jit
 def _all_weak(weak, chunks, all_chunks, K: tl.constexpr):
-    """Whether no chunk of this program is for these kernels: one read tells, not one each."""
+    """Return whether all chunks of this program are weak, by one load for all of them."""
     index = _chunk_of_program(tl.arange(0, K.SHARE), chunks)
     flags = tl.load(weak + index, mask=index < all_chunks, other=1)
     return tl.min(flags.to(tl.int32), 0) != 0
@@ -57,14 +57,14 @@ def _all_weak(weak, chunks, all_chunks, K: tl.constexpr):
 
 @triton.jit
 def _from(x, head, H, t_start, rest, K: tl.constexpr):
-    """`of_head`, starting at token t_start."""
+    """Return the view of `of_head` moved to token t_start; `rest` tokens are left."""
     pointer, stride_t, stride_d, _, _ = of_head(x, head, H, t_start, rest, K)
     return pointer + tl.cast(t_start, tl.int64) * stride_t, stride_t, stride_d, 0, rest
 
 
 @triton.jit
 def _rows(x, t, taken, d_start, BLOCK: tl.constexpr, K: tl.constexpr):
-    """Rows of tokens; zeros where none is taken."""
+    """Load rows t of view x, (CHUNK, BLOCK); zeros outside and for tokens that are not taken."""
     pointer, stride_t, stride_d, _, T = x
     d = d_start + tl.arange(0, BLOCK)
     pointers = pointer + t[:, None] * stride_t + d[None, :] * stride_d
@@ -78,17 +78,17 @@ def _rows(x, t, taken, d_start, BLOCK: tl.constexpr, K: tl.constexpr):
 
 @triton.jit
 def _to_middle(p1, p2, exponents, level, d_start, BLOCK: tl.constexpr, K: tl.constexpr):
-    """Coordinates of a level and their retention, both FP32, (CHUNK, BLOCK).
+    """Return a level's factors, without Self and norms, and their retention; FP32, (CHUNK, BLOCK).
 
-    Of tokens right of the middle of their block of 2^(level + 1) p1, times the retention from the
-    middle; of the others p2, times that up to it.
+    Blocks have 2^(level + 1) tokens. Right of the middle the factor is p1 times the retention from
+    the middle to the token; left of it, p2 times the retention from the token to the middle.
     """
     t = tl.arange(0, K.CHUNK)
     right = ((t >> level) & 1) == 1
     read = _rows(p1, t, right, d_start, BLOCK, K)
     write = _rows(p2, t, ~right, d_start, BLOCK, K)
-    # The last token left of the middle. Where T cuts it off, no token stands right of it, and the
-    # level gives nothing to its block.
+    # The last token left of the middle. If T cuts it off, its block has no token to the right, so
+    # the level has no pair there.
     middle = (((t >> level) | 1) << level) - 1
     border = _rows(exponents, middle, middle >= 0, d_start, BLOCK, K)
     own = load_tokens(exponents, d_start, BLOCK, K)
@@ -98,13 +98,13 @@ def _to_middle(p1, p2, exponents, level, d_start, BLOCK: tl.constexpr, K: tl.con
 
 @triton.jit
 def _scores(p1, p2, exponents, of_read, of_write, K: tl.constexpr):
-    """A chunk's scores, symmetric: A_tj in row t and in row j. What is on the diagonal is nothing.
+    """Return a chunk's scores, FP32: A_tj in row t and in row j. The diagonal has no meaning.
 
-    of_read, of_write: what normalises p1 and p2, times Self.
+    of_read, of_write: (CHUNK,), Self over the norm of p1 and of p2.
     """
     t = tl.arange(0, K.CHUNK)
     scores = zeros(K.CHUNK, K.CHUNK)
-    # A level also forms pairs of one half of a block, which the levels below replace.
+    # From the top level down: a level also forms pairs inside a half, which lower levels replace.
     for below in tl.range(0, K.LEVELS, disable_licm=True):
         level = K.LEVELS - 1 - below
         of_level = tl.where(((t >> level) & 1) == 1, of_read, of_write)[:, None]
@@ -114,6 +114,7 @@ def _scores(p1, p2, exponents, of_read, of_write, K: tl.constexpr):
             x = rounded(x * of_level, p1)
             pairs = product(x, tl.trans(x), K)
             new = pairs if K.BLOCK_S >= K.D else new + pairs
+        # Keep new, (CHUNK, CHUNK), for all pairs inside one block of this level.
         block = t >> (level + 1)
         scores = tl.where(block[:, None] == block[None, :], new, scores)
     return scores
@@ -124,7 +125,7 @@ def output_kernel(
     p1, p2, info, y, prepared, met, H, T, chunks, all_chunks, segment_chunks, segments,
     K: tl.constexpr,
 ):  # fmt: skip
-    """y = I + A I + C^T (r exp G(0, t))."""
+    """y_t = I_t + sum_{j<t} A_tj I_j + C^T (r_t exp G(0, t))."""
     if _all_weak(prepared.weak, chunks, all_chunks, K):
         return
     t = tl.arange(0, K.CHUNK)
@@ -143,10 +144,13 @@ def output_kernel(
             exponents = of_rows(prepared.exponents, (head * T + t_start) * K.D, 0, rest, K.D)
             S, inverse_norm1, inverse_norm2 = load_selves(prepared, head, t_start, T, K)
             of_read, of_write = S * inverse_norm1, S * inverse_norm2
+            # A_tj for j < t, (CHUNK, CHUNK).
             scores = _scores(p1_c, p2_c, exponents, of_read, of_write, K)
             scores = rounded(tl.where(t[:, None] > t[None, :], scores, 0.0), p1)
+            # y = I + A I, (CHUNK, BLOCK_V).
             info_t = load_tokens(info_c, 0, K.BLOCK_V, K)
             y_t = info_t.to(tl.float32) + product(scores, info_t, K)
+            # y += (r exp G(0, t)) C: (CHUNK, BLOCK_D) times (BLOCK_D, BLOCK_V), block by block.
             for d_start in range(0, K.D, K.BLOCK_D):
                 read = load_tokens(p1_c, d_start, K.BLOCK_D, K)
                 exponent = load_tokens(exponents, d_start, K.BLOCK_D, K)
@@ -160,7 +164,7 @@ def output_kernel(
 
 @triton.jit
 def _store_pairs(dscores, tile, here, K: tl.constexpr):
-    """Keep a chunk's FP32 gradient of scores: whole, or two BF16 parts of each in one word."""
+    """Store a chunk's FP32 gradient of A: as FP32, or as two BF16 parts in one 32-bit word."""
     if K.PRECISION == "ieee":
         tl.store(square_of(dscores, here, K), tile)
     else:
@@ -172,7 +176,7 @@ def _store_pairs(dscores, tile, here, K: tl.constexpr):
 
 @triton.jit
 def _times_pairs(dscores, x, here, level, K: tl.constexpr):
-    """What `_store_pairs` kept, of a level's pairs, @ the FP32 tile x."""
+    """Return M @ x, FP32. M: what `_store_pairs` stored, masked to the pairs of one level."""
     half = tl.arange(0, K.CHUNK) >> level
     across = half[:, None] == (half ^ 1)[None, :]
     if K.PRECISION == "ieee":
@@ -183,7 +187,7 @@ def _times_pairs(dscores, x, here, level, K: tl.constexpr):
         high = (words >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)
         low = (words & 0xFFFF).to(tl.uint16).to(tl.bfloat16, bitcast=True)
         x_high, x_low = split(x)
-        # In this order: another let ptxas 12.8 lose an address.
+        # Keep this order of products: with another one ptxas 12.8 lost an address (NOTES.md).
         result = tl.dot(low, x_high)
         result = tl.dot(high, x_high, result)
         return tl.dot(high, x_low, result)
@@ -194,7 +198,7 @@ def information_kernel(
     p1, p2, info, dy, dinfo, prepared, met, dmet, between,
     H, T, chunks, all_chunks, segment_chunks, segments, K: tl.constexpr,
 ):  # fmt: skip
-    """dI, and what `coordinates_kernel` takes."""
+    """Compute dI, and `between` for `coordinates_kernel`."""
     if _all_weak(prepared.weak, chunks, all_chunks, K):
         return
     t = tl.arange(0, K.CHUNK)
@@ -219,32 +223,39 @@ def information_kernel(
             dwrite = of_rows(between.dwrite, start, 0, rest, K.D)
             S, inverse_norm1, inverse_norm2 = load_selves(prepared, head, t_start, T, K)
             of_read, of_write = S * inverse_norm1, S * inverse_norm2
+            # A, symmetric, (CHUNK, CHUNK).
             scores = _scores(p1_c, p2_c, exponents, of_read, of_write, K)
             is_last = (t == tl.minimum(rest, K.CHUNK) - 1)[:, None]
             info_t = load_tokens(info_c, 0, K.BLOCK_V, K)
             dy_t = load_tokens(dy_c, 0, K.BLOCK_V, K)
-            # <dY_t, I_j> in row t and in row j, as the scores are.
+            # M_tj = <dY_t, I_j> for j < t, (CHUNK, CHUNK), in row t and in row j as A is.
             dpairs = product(dy_t, tl.trans(info_t), K)
             dpairs_t = product(info_t, tl.trans(dy_t), K)
             later, earlier = t[:, None] > t[None, :], t[:, None] < t[None, :]
             dpairs = tl.where(later, dpairs, dpairs_t)
             _store_pairs(between.dscores, dpairs, here, K)
+            # The pairs' parts: <r_t, dr_t> sums M_tj A_tj over j < t, <w_j, dw_j> over t > j.
             dpairs *= scores
             sum_read = tl.sum(tl.where(later, dpairs, 0.0), 1)
             sum_write = tl.sum(tl.where(earlier, dpairs, 0.0), 1)
+            # dI = dY + A^T dY, (CHUNK, BLOCK_V).
             scores_t = rounded(tl.where(earlier, scores, 0.0), p1)
             dinfo_t = dy_t.to(tl.float32) + product(scores_t, dy_t, K)
+            # The states' parts, BLOCK_D channels at a time; C and dC' are (BLOCK_D, BLOCK_V).
             for d_start in range(0, K.D, K.BLOCK_D):
                 exponent = load_tokens(exponents, d_start, K.BLOCK_D, K)
                 left = load_channels(prepared.halves, 2 * here, d_start, K)
                 right = load_channels(prepared.halves, 2 * here + 1, d_start, K)
                 past = load_state(met, past_place, d_start, K)
+                # dr = exp G(0, t) C dY, (CHUNK, BLOCK_D).
                 since_start = exp(left[None, :] + exponent, K)
                 dread_d = since_start * product(dy_t, tl.trans(past), K)
                 read = load_tokens(p1_c, d_start, K.BLOCK_D, K)
                 sum_read += tl.sum(read.to(tl.float32) * of_read[:, None] * dread_d, 1)
+                # dtotal = exp G(0, n) rowsum(C dC') + sum over j < n of <w_j, dw_j>, (BLOCK_D,).
                 future = load_state(dmet, future_place, d_start, K)
                 total = exp(left + right, K) * tl.sum(past * future, 1)
+                # dw = exp G(t, n) dC' I, (CHUNK, BLOCK_D).
                 to_end = exp(right[None, :] - exponent, K)
                 dwrite_d = to_end * product(info_t, tl.trans(future), K)
                 write = load_tokens(p2_c, d_start, K.BLOCK_D, K)
@@ -252,6 +263,7 @@ def information_kernel(
                 given = write * dwrite_d
                 sum_write += tl.sum(given, 1)
                 total += tl.sum(tl.where(is_last, 0.0, given), 0)
+                # dI += (w exp G(t, n)) dC'.
                 dinfo_t += product(rounded(write * to_end, p1), rounded(future, p1), K)
                 d = d_start + tl.arange(0, K.BLOCK_D)
                 tl.store(between.dtotal + here * K.D + d, total, mask=d < K.D)
@@ -267,7 +279,7 @@ def coordinates_kernel(
     p1, p2, dp1, dp2, dlog_retention, out, prepared, between, H, T, scale, chunks, all_chunks,
     K: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of a block of channels of p1, p2 and g."""
+    """Compute the gradients of p1, p2 and g for BLOCK_D channels."""
     if _all_weak(prepared.weak, chunks, all_chunks, K):
         return
     d_start, t = tl.program_id(1) * K.BLOCK_D, tl.arange(0, K.CHUNK)
@@ -286,7 +298,8 @@ def coordinates_kernel(
             here, start = head * chunks + chunk, (head * T + t_start) * K.D
             exponents = of_rows(prepared.exponents, start, 0, rest, K.D)
             S, inverse_norm1, inverse_norm2 = load_selves(prepared, head, t_start, T, K)
-            # What the states give; a level adds to half of the reads and to half of the writes.
+            # Start with the states' parts of dr and dw, (CHUNK, BLOCK_D). Each level adds Z = M x,
+            # times the retention, to dr right of the middles and to dw left of them.
             dread = of_rows(between.dread, start, 0, rest, K.D)
             dwrite = of_rows(between.dwrite, start, 0, rest, K.D)
             dread_d = load_tokens(dread, d_start, K.BLOCK_D, K)
@@ -301,16 +314,16 @@ def coordinates_kernel(
                 dwrite_d = tl.where(right, dwrite_d, dwrite_d + given)
             p1_d = load_tokens(p1_c, d_start, K.BLOCK_D, K).to(tl.float32)
             p2_d = load_tokens(p2_c, d_start, K.BLOCK_D, K).to(tl.float32)
-            # dg_u is the sum over t >= u of <r_t, dr_t> less <w_t, dw_t>, and what a chunk gives to
-            # all of its steps. Of the last token, whose write no step of the chunk retains, neither
-            # takes <w, dw>. So each term retains what some step does, and dg is right also where
-            # all steps are strong.
+            # dg_u = sum over t >= u of (r_t dr_t - w_t dw_t), per channel, plus dtotal. Both sums
+            # leave out w dw of the last token: no step of the chunk retains its write. So every
+            # term contains the retention of some step, and dg is right even if all are strong.
             is_last = (t == tl.minimum(rest, K.CHUNK) - 1)[:, None]
             dg = tl.where(is_last, 0.0, p2_d * (S * inverse_norm2)[:, None] * dwrite_d)
             dg = p1_d * (S * inverse_norm1)[:, None] * dread_d - dg
             dg = product(zeros_and_ones(t[:, None] <= t[None, :], K), dg, K)
             dg += load_channels(between.dtotal, here, d_start, K)[None, :]
             store_tokens(dg_c, dg, d_start, K.BLOCK_D, K)
+            # dp = (S dr - p-hat <r, dr>) / |p| + dlogit times the other coordinate.
             sum_read = load_row(between.read_dread, head, t_start, T, K)
             sum_write = load_row(between.write_dwrite, head, t_start, T, K)
             dlogit = dlogit_of(sum_read, sum_write, S, scale)

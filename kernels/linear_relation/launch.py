@@ -1,4 +1,4 @@
-"""The passes in their order, forward and backward, and the memory that they fill."""
+"""Launch the passes, forward and backward, and allocate their memory."""
 
 import math
 from typing import NamedTuple
@@ -35,15 +35,15 @@ from relation.kernels.linear_relation.weak import (
 )
 
 LONGEST_SEGMENT = 16
-# y, C_T, and what the backward pass takes beside the inputs: `Prepared`, then `States`.
+# y, C_T, then the tensors saved for the backward pass: `Prepared` (4) and `States` (3).
 Results = tuple[(Tensor,) * 9]
 Gradients = tuple[(Tensor,) * 5]
 
 
 class Call(NamedTuple):
-    """What the shape of p1 decides of a call: `segments` of at most `segment_chunks` of `chunks`.
+    """The plan of a call, derived from the shapes of p1 and p2.
 
-    group: heads of p1 for one of p2 and info.
+    Each head has `chunks`, cut into `segments` of at most `segment_chunks`. group: H / p2's heads.
     """
 
     launches: Launches
@@ -60,7 +60,9 @@ class Call(NamedTuple):
         chunks, length = cdiv(T, launches.chunk), 1
         if chunks > MOST_BLOCKS:
             most = MOST_BLOCKS * launches.chunk
-            raise InputError(f"T is {T:,}; it takes {most:,} tokens at most: pass on the state")
+            raise InputError(
+                f"T is {T:,}; a call takes {most:,} tokens at most; split it and pass the state on"
+            )
         while length < LONGEST_SEGMENT and B * H * chunks >= 2 * length * launches.programs:
             length *= 2
         return cls(launches, (B, H, T, D), H // p2.shape[1], chunks, length, cdiv(chunks, length))
@@ -70,17 +72,17 @@ class Call(NamedTuple):
         return self.shape[0] * self.shape[1]
 
     def empty(self, like: Tensor, *shapes: tuple[int, ...], dtype=torch.float32) -> list[Tensor]:
-        """Memory of each shape for each head."""
+        """Return an uninitialised tensor (B, H, *shape) for each shape."""
         B, H, _, _ = self.shape
         return [like.new_empty(B, H, *shape, dtype=dtype) for shape in shapes]
 
     def empty_states(self, like: Tensor) -> States:
-        """For the states that chunks meet. A segment of one chunk has no part of its own."""
+        """Return memory for `States`. `within` is empty if every segment is one chunk."""
         D, inner = self.shape[3], self.chunks if self.segment_chunks > 1 else 0
         return States(*self.empty(like, (inner, D, D), (inner, D), (self.segments, D, D)))
 
     def empty_kept(self, like: Tensor) -> tuple[Tensor, ...]:
-        """For what the forward pass leaves to the backward pass."""
+        """Return memory for what the forward pass saves: `Prepared`, then `States`."""
         _, _, T, D = self.shape
         wide = torch.float64 if self.launches.precision == "ieee" else torch.float32
         (selves,) = self.empty(like, (3, T))
@@ -89,15 +91,15 @@ class Call(NamedTuple):
         return *prepared, *self.empty_states(like)
 
     def share_out(self, launch: Launch) -> tuple[int, int]:
-        """The programs of a pass over any chunks, and how many chunks each takes at most."""
+        """Return how many programs of `general` start, and the most chunks per program."""
         all_chunks = self.heads * self.chunks
         share = next_power_of_2(cdiv(all_chunks, launch.programs))
         return min(all_chunks, launch.programs), share
 
     def options(self, launch: Launch, *tensors: Tensor) -> dict[str, object]:
-        """The constants of a pass's kernel, with Triton's options; tensors: its (B, H, T, D)."""
+        """Return a launch's keywords: K and Triton's options. tensors: its strided arguments."""
         (_, _, T, D), entry, widest = self.shape, self.launches, padded_width(self.shape[3])
-        # No tile is wider than it has to be.
+        # A tile is never wider than the padded head.
         block_d, block_v, block_s = (
             min(block, widest) for block in (launch.block_d, launch.block_v, entry.output.block_d)
         )
@@ -105,7 +107,7 @@ class Call(NamedTuple):
             PRECISION=entry.precision,
             D=D,
             GROUP=self.group,
-            # Results are stored by token: their strides are multiples of D.
+            # Results are stored as (B, T, H, D), so D divides their strides.
             ALIGNED=math.gcd(16, D, *(stride for x in tensors for stride in x.stride()[:2])),
             CHUNK=entry.chunk,
             WHOLE=T % entry.chunk == 0,
@@ -123,10 +125,10 @@ class Call(NamedTuple):
         self, kernel, launch: Launch | None, tensors: tuple[Tensor, ...], *given,
         blocked: bool = False, **constants,
     ) -> None:  # fmt: skip
-        """Start a pass, if it has a launch, on (B, H, T, D) of any strides and what else it takes.
+        """Start a pass; does nothing if launch is None.
 
-        A program takes a chunk of a head, or a share of all chunks; blocked: a block of its
-        relation channels.
+        tensors: (B, H, T, D), any strides. given: the kernel's other arguments. The grid has one
+        program per head and chunk, or `launch.programs`; blocked adds blocks of relation channels.
         """
         if launch is None:
             return
@@ -143,10 +145,10 @@ def carry_states(
     call: Call, p1: Tensor, p2: Tensor, value: Tensor, prepared: Prepared, initial: Tensor | None,
     met: States, *, backward: bool,
 ) -> Tensor:  # fmt: skip
-    """Fill `met`, the states that the chunks meet, and return the one after the last chunk met.
+    """Fill `met` with every chunk's incoming state; return the state after the last chunk.
 
-    Forward, value is the information, initial C_0 and the result C_T. Backward, value is dY,
-    initial dC_T and the result dC_0. None stands for zeros.
+    Forward: value is info, initial is C_0, the result is C_T. Backward, from the last chunk to the
+    first: value is dY, initial is dC_T, the result is dC_0. initial None means zeros.
     """
     (B, H, T, D), (block, steps) = call.shape, call.launches.scan
     options = call.options(call.launches.states, p1, p2, value)
@@ -162,7 +164,7 @@ def carry_states(
         segment_scan_kernel, (B * H, cdiv(D * D, block)),
         added, added_log_decay, added if initial is None else initial.contiguous(), met.entry,
         final, call.segments, BACKWARD=backward, HAS_INITIAL=initial is not None, D=D, BLOCK=block,
-        # Every step costs, also one past the last segment.
+        # A step past the last segment costs time too.
         STEPS=min(steps, next_power_of_2(call.segments)), num_warps=1,
     )  # fmt: skip
     return final
@@ -171,10 +173,7 @@ def carry_states(
 def launch_forward(
     p1: Tensor, p2: Tensor, info: Tensor, log_retention: Tensor, state: Tensor | None, tau: float
 ) -> Results:
-    """Run the forward passes: y (B, H, T, D) in info's dtype, and C_T (B, H, D, D), FP32.
-
-    After these two comes what the backward pass takes.
-    """
+    """Return y (B, H, T, D) in info's dtype, C_T (B, H, D, D) FP32, and `empty_kept`, filled."""
     call = Call.of(p1, p2)
     (_, H, T, D), launches, kept = call.shape, call.launches, call.empty_kept(p1)
     prepared, met, y = Prepared(*kept[:4]), States(*kept[4:]), empty_tokens(info, H)
@@ -196,9 +195,9 @@ def launch_backward(
     dy: Tensor, dfinal: Tensor | None, p1: Tensor, p2: Tensor, info: Tensor, log_retention: Tensor,
     kept: list[Tensor], tau: float,
 ) -> Gradients:  # fmt: skip
-    """Run the backward passes on the inputs and what `launch_forward` kept.
+    """Run the backward passes. kept: the tensors that `launch_forward` saved.
 
-    Returns the gradients of p1, p2, info and log_retention, each in its dtype, and dC_0
+    Returns the gradients of p1, p2, info and log_retention, each in its input's dtype, and dC_0
     (B, H, D, D), FP32.
     """
     call = Call.of(p1, p2)
@@ -206,8 +205,8 @@ def launch_backward(
     prepared, met, dmet = Prepared(*kept[:4]), States(*kept[4:]), call.empty_states(p1)
     square = call.chunks, launches.chunk, launches.chunk
     between = Between(*call.empty(p1, (T,), (T,), square, (T, D), (T, D), (call.chunks, D)))
-    # Heads that share p2 and info have gradients of their own until the end: of one chunk some may
-    # be weak and others not, and no kernel has both.
+    # Each head of p1 has its own dp2 and dinfo, summed over a group at the end: a chunk may be weak
+    # in one head of a group and not in another, and then different kernels compute them.
     dp1, dp2, dinfo, dg = (empty_tokens(x, H) for x in (p1, p2, info, log_retention))
     scale, chunks, all_chunks = 1 / (tau * D**0.5), call.chunks, call.heads * call.chunks
     segments = call.segment_chunks, call.segments
@@ -232,8 +231,8 @@ def launch_backward(
 
 
 def _sum_over_groups(gradient: Tensor, shared: int) -> Tensor:
-    """Of (B, H, T, D), stored as (B, T, H, D), the sums of each H / shared neighbouring heads.
+    """Sum (B, H, T, D), stored as (B, T, H, D), over groups of H / shared neighbouring heads.
 
-    PyTorch adds 16-bit numbers in FP32, in an order that the shape decides.
+    PyTorch adds 16-bit numbers in FP32, in an order that depends only on the shape.
     """
     return gradient.transpose(1, 2).unflatten(2, (shared, -1)).sum(3).transpose(1, 2)

@@ -1,4 +1,4 @@
-"""Chunks, tile shapes and warps of every pass, by architecture; README.md says what was timed."""
+"""Chunk length, tile shapes and warps by architecture. README.md says which were timed."""
 
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -9,10 +9,10 @@ from relation.kernels.common import HOPPER, OTHER, architecture
 
 
 class Launch(NamedTuple):
-    """One pass over chunks, by block_d relation channels and block_v information channels.
+    """One pass, with tiles of block_d relation channels and block_v information channels.
 
-    registers: at most so many a thread; None leaves them to the compiler. programs: of a pass over
-    any chunks, for each block of channels, as many as a GPU holds. Each then takes several chunks.
+    registers: the cap per thread; None sets no cap. programs, for `general`: as many as a GPU holds
+    at once, per block of channels, each with several chunks; 0 starts one program per chunk.
     """
 
     block_d: int
@@ -25,15 +25,15 @@ class Launch(NamedTuple):
 
 @dataclass(frozen=True)
 class Launches:
-    """The passes of one architecture and element size, up to a head width of `widest`.
+    """The passes for one architecture and element size, up to a head width of `widest`.
 
-    chunk: tokens, a power of two. precision: of `tiles.Constants`. programs: so many keep the
-    device busy; segments grow longer only where enough are left. output, information and
-    coordinates take any chunk. weak_output, with either weak_gradients or the pair weak_information
-    and weak_coordinates, takes weak ones; None where there are no such kernels. coordinates and
-    weak_coordinates take a block of relation channels a program, weak_gradients holds all of them;
-    of information channels states takes a block, the others hold all. scan: elements a program of
-    the scan over segments takes, and loads it has in flight.
+    chunk: its tokens, a power of two. precision: see `tiles.Constants`. programs: enough to keep
+    the device busy; segments grow longer only while this many remain. Weak chunks are processed by
+    weak_output and either weak_gradients or weak_information and weak_coordinates; if these are
+    None, output, information and coordinates process every chunk. A program of coordinates and
+    weak_coordinates takes one block of relation channels; weak_gradients needs all of them in one
+    tile. A program of states takes one block of information channels; the other passes need all of
+    them in one tile. scan: elements per program of the scan over segments, and loads in flight.
     """
 
     widest: int
@@ -52,7 +52,7 @@ class Launches:
     scan: tuple[int, int] = (128, 8)
 
 
-# FP32 products run on the ordinary cores, whose operands fill the registers: small tiles.
+# FP32 products run on the ordinary cores. Their operands fill registers, so tiles are small.
 _FP32 = Launches(
     128, 32, "ieee", 1024,
     prepare=Launch(128, 128, 4, 1),
@@ -62,7 +62,7 @@ _FP32 = Launches(
     coordinates=Launch(16, 128, 4, 1, programs=264),
 )  # fmt: skip
 
-# By architecture and bytes an element. The first entry that is wide enough is taken.
+# By architecture and bytes per element. The first entry that is wide enough is used.
 LAUNCHES: dict[tuple[str, int], tuple[Launches, ...]] = {
     (HOPPER, 2): (
         Launches(
@@ -121,7 +121,7 @@ _ANY = Launches(
     scan=(1024, 2),
 )  # fmt: skip
 _WEAK = Launch(16, 128, 1, 1)
-# One for each way to treat weak chunks; the interpreter takes the first by default.
+# One entry per way to process weak chunks. Triton's interpreter uses the first by default.
 INTERPRETED = [
     replace(_ANY, weak_output=_WEAK, weak_gradients=Launch(128, 128, 1, 1)),
     replace(_ANY, weak_output=_WEAK, weak_information=_WEAK, weak_coordinates=Launch(16, 16, 1, 1)),
@@ -130,7 +130,7 @@ INTERPRETED = [
 
 
 def select_launches(device: torch.device, element_size: int, head_dim: int) -> Launches:
-    """The entry for a device, bytes an element and head width."""
+    """Return the entry for a device, an element size in bytes and a head width."""
     if device.type == "cpu":
         return INTERPRETED[0]
     entries = LAUNCHES[architecture(device), element_size]

@@ -1,8 +1,8 @@
-"""Linear Relation as PyTorch operators for torch.compile, and as a plain function for eager calls.
+"""Register Linear Relation as PyTorch operators, and as an autograd function for eager calls.
 
-No mathematics here: `launch` computes, this file registers. torch.compile calls the operators
-without a graph break; they are opaque to it. Eager PyTorch would spend as long on an operator's
-dispatch as on two launches.
+`launch` does the computing. torch.compile calls the operators without a graph break and does not
+look inside them. Eager calls skip the operators, because an operator's dispatch takes as long as
+two kernel launches.
 """
 
 import torch
@@ -32,7 +32,7 @@ def _save(ctx, inputs, output) -> None:
     *tensors, state, ctx.tau = inputs
     # Only y and the final state have gradients.
     _, _, *kept = output
-    # Without this, autograd would fill a zero gradient of the final state in every backward.
+    # Otherwise every backward fills a tensor with zeros if the final state has no gradient.
     ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(*kept)
     ctx.save_for_backward(*tensors, *kept)

@@ -1,8 +1,8 @@
-"""What a chunk's own pass takes: Self, norms and sums of retention; and the states between chunks.
+"""Prepare each chunk (Self, norms, sums of retention), and carry the states between chunks.
 
-States go in two levels: along each segment of chunks, then over segments. The same two kernels
-carry C forward and its gradient backward: C_t = Diag(alpha_t) C_{t-1} + w_t I_t^T one way,
-dC_{t-1} = Diag(alpha_t) (dC_t + r_t dY_t^T) the other.
+States are carried in two levels: through the chunks of every segment, then over the segments. The
+same two kernels carry C forward, C_t = Diag(alpha_t) C_{t-1} + w_t I_t^T, and its gradient
+backward, dC_{t-1} = Diag(alpha_t) (dC_t + r_t dY_t^T).
 """
 
 import triton
@@ -24,11 +24,11 @@ from relation.kernels.linear_relation.tiles import (
     zeros,
 )
 
-# exp(-105) is 0 in FP32, so a stronger step changes nothing. It keeps sums finite and small: over
-# half a chunk of 64 below 4096, where FP32 rounds by 1.2e-4.
+# Stronger steps count as this: exp(-105) is 0 in FP32. It keeps sums finite and small: half a chunk
+# of 64 sums to less than 4096 in magnitude, where FP32 rounds by at most 1.2e-4.
 STRONGEST = tl.constexpr(-105.0)
-# The factors of a weak chunk's halves are at most exp(60): a pair of tokens that no result takes
-# may overflow, and is masked. In FP32 dg would be too small beside what cancels in it.
+# Both halves of a weak chunk keep at least exp(-60) of every channel, so no factor exceeds exp(60)
+# and only masked pairs can overflow. FP32 uses 40: with 60 dg would be too small next to its terms.
 LARGEST_OF_16_BITS, LARGEST_OF_FP32 = tl.constexpr(60.0), tl.constexpr(40.0)
 
 
@@ -43,7 +43,7 @@ def _load_retention(g, d_start, K: tl.constexpr):
 def prepare_kernel(
     p1, p2, log_retention, prepared, H, T, scale, chunks, SEES_WEAK: tl.constexpr, K: tl.constexpr
 ):
-    """Read p1, p2 and g once. SEES_WEAK: there are kernels for weak chunks."""
+    """Fill `prepared` for one chunk. SEES_WEAK: this launch has kernels for weak chunks."""
     D: tl.constexpr = K.D
     BLOCK_D: tl.constexpr = K.BLOCK_D
     h, head, chunk = tl.program_id(0), tl.cast(tl.program_id(0), tl.int64), tl.program_id(1)
@@ -52,6 +52,7 @@ def prepare_kernel(
     p2 = of_head(p2, h // K.GROUP, H // K.GROUP, t_start, T, K)
     log_retention = of_head(log_retention, h, H, t_start, T, K)
 
+    # S = sigma(<p1, p2> / (tau sqrt(D))) and 1 / |p1|, 1 / |p2|, each (CHUNK,).
     pair = zeros(K.CHUNK)
     square1 = zeros(K.CHUNK)
     square2 = zeros(K.CHUNK)
@@ -61,7 +62,7 @@ def prepare_kernel(
         pair += tl.sum(p1_d * p2_d, 1)
         square1 += tl.sum(p1_d * p1_d, 1)
         square2 += tl.sum(p2_d * p2_d, 1)
-    # torch.compile passes Python numbers in FP64, which would widen everything they touch.
+    # torch.compile passes Python numbers as FP64, which would widen the results.
     S = tl.sigmoid(pair * tl.cast(scale, tl.float32))
     inverse_norm1 = 1.0 / tl.maximum(tl.sqrt(square1), NORM_FLOOR)
     inverse_norm2 = 1.0 / tl.maximum(tl.sqrt(square2), NORM_FLOOR)
@@ -69,6 +70,7 @@ def prepare_kernel(
     store_row(prepared.selves, inverse_norm1, 3 * head + 1, t_start, T, K)
     store_row(prepared.selves, inverse_norm2, 3 * head + 2, t_start, T, K)
 
+    # G(0, m) and G(m, n), the sums of g over the two halves, each (BLOCK_D,).
     here = head * chunks + chunk
     halves = prepared.halves + here * 2 * D
     t = tl.arange(0, K.CHUNK)
@@ -87,9 +89,10 @@ def prepare_kernel(
     tokens = tl.minimum(T - t_start, K.CHUNK)
     if is_weak & (tokens < K.CHUNK):
         # The weak kernels form dg from terms of order one, which cancel to the size of exp(g). In
-        # a full weak chunk every channel's mean step is at least -largest / (CHUNK / 2). Of a few
-        # tokens all may be stronger, and dg smaller than the rounding of its terms. One token
-        # without a state has dg = 0, which these terms only round to.
+        # a full weak chunk every channel's mean step is at least -largest / (CHUNK / 2). In a short
+        # chunk all steps can be stronger: dg would be smaller than the rounding of its terms. So
+        # some channel must meet that bound here too. A single token without a state has dg = 0,
+        # of which the terms would leave a rounding error.
         weakest = float("-inf")
         for d_start in tl.static_range(0, D, BLOCK_D):
             g = _load_retention(log_retention, d_start, K)
@@ -99,7 +102,7 @@ def prepare_kernel(
         is_weak = (weakest * (K.CHUNK // 2) >= -largest * tokens) & (tokens > 1)
     tl.store(prepared.weak + here, is_weak.to(tl.uint8))
 
-    # A product sums g over intervals: after the middle up to t, and, negative, after t up to it.
+    # e_t is G(m, t) right of the middle m, -G(t, m) left of it; by a product with 1, 0 and -1.
     right_of = (t >= K.CHUNK // 2).to(tl.float32)
     steps = tl.where(t[None, :] <= t[:, None], right_of[None, :], (right_of - 1)[None, :])
     for d_start in tl.static_range(0, D, BLOCK_D):
@@ -113,7 +116,8 @@ def prepare_kernel(
         exponents = of_rows(prepared.exponents, head * T * K.D, t_start, T, K.D)
         store_tokens(exponents, exponent, d_start, BLOCK_D, K)
     if K.PRECISION != "ieee" and not is_weak:
-        # Sums that the exponents start and end with, so that what the product has rounded cancels.
+        # Take both halves from the first and the last exponent: G(0, m) = g_1 - e_1, G(m, n) = e_n.
+        # Then the rounding of the product cancels. The barrier makes the stored e_t visible.
         tl.debug_barrier()
         rows, first = prepared.exponents + head * T * D, tl.cast(t_start, tl.int64)
         pointer, stride_t, stride_d, _, _ = log_retention
@@ -129,10 +133,10 @@ def prepare_kernel(
 
 @triton.jit
 def _from_registers(tile, K: tl.constexpr):
-    """The tile, 16 bits a number, as a result and not as a load.
+    """Return the tile through a mov if it is 16-bit, so that Triton takes it for a computed result.
 
-    wgmma reads a load of a pipelined loop where cp.async has put it, which Triton before 3.7.1 does
-    not fence. A result is stored for it, with the fence.
+    In a pipelined loop wgmma reads a loaded tile where cp.async put it, and Triton before 3.7.1
+    leaves out the fence. Triton stores a computed tile to shared memory, with the fence.
     """
     if K.PRECISION == "ieee" or tile.dtype == tl.float32:
         return tile
@@ -147,12 +151,12 @@ def chunk_states_kernel(
     p1, p2, value, prepared, within, log_decay, added, added_log_decay,
     H, T, chunks, segment_chunks, BACKWARD: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
-    """A segment's chunks, one after the other, from a state of zeros."""
+    """Carry the state through the chunks of one segment, starting with zeros."""
     h, head, segment = tl.program_id(0), tl.cast(tl.program_id(0), tl.int64), tl.program_id(1)
     v_blocks: tl.constexpr = (K.D + K.BLOCK_V - 1) // K.BLOCK_V
     d_start = tl.program_id(2) // v_blocks * K.BLOCK_D
     v_start = tl.program_id(2) % v_blocks * K.BLOCK_V
-    # The values are information forward and dY backward, which no heads share.
+    # Forward, heads share info and p2. Backward reads dY and p1, which have H heads.
     SHARED: tl.constexpr = 1 if BACKWARD else K.GROUP
     value = of_head(value, h // SHARED, H // SHARED, 0, T, K)
     coordinates = of_head(p1 if BACKWARD else p2, h // SHARED, H // SHARED, 0, T, K)
@@ -163,7 +167,7 @@ def chunk_states_kernel(
 
     t, d = tl.arange(0, K.CHUNK), d_start + tl.arange(0, K.BLOCK_D)
     offsets, inside = state_tile(d_start, v_start, K)
-    # Every block of information channels needs the retention; the first one records it.
+    # Every block of information channels needs the retention; only the first one stores it.
     records = d < tl.where(v_start == 0, K.D, 0)
     first = segment * segment_chunks
     count = tl.minimum(segment_chunks, chunks - first)
@@ -171,6 +175,7 @@ def chunk_states_kernel(
     retained = zeros(K.BLOCK_D)
     for k in range(0, count):
         chunk = first + count - 1 - k if BACKWARD else first + k
+        # The chunk's incoming state, (BLOCK_D, BLOCK_V), and the retention since the segment began.
         if k > 0:
             tl.store(within + tl.cast(chunk, tl.int64) * K.D * K.D + offsets, state, mask=inside)
             tl.store(log_decay + chunk * K.D + d, retained, mask=records)
@@ -186,9 +191,10 @@ def chunk_states_kernel(
         exponent = load_tokens(at(exponents, t_start), d_start, K.BLOCK_D, K)
         # Backward G(0, t), forward G(t, n).
         exponent = left[None, :] + exponent if BACKWARD else right[None, :] - exponent
-        # Past T the coordinates are zeros anyway. With a mask Triton lays the factors out so that
-        # fewer registers are needed: without it they spill at D = 48.
+        # Past T the coordinates are zeros anyway. With this mask Triton picks a layout that needs
+        # fewer registers; without it they spill at D = 48.
         factor = tl.where((t_start + t < T)[:, None], exp(exponent, K), 0.0)
+        # C = Diag(exp G(0, n)) C + sum (w_t exp G(t, n)) I_t^T; backward r_t exp G(0, t) and dY_t.
         coordinate *= factor
         total = (left + right).to(tl.float32)
         state *= exp(total, K)[:, None]
@@ -200,7 +206,7 @@ def chunk_states_kernel(
 
 @triton.jit
 def _after_both(decay, state, next_decay, next_state):
-    """Two segments as one: the retention of both, and what both add."""
+    """Join two neighbouring segments into one: their retention and the state that they add."""
     return decay * next_decay, next_decay * state + next_state
 
 
@@ -210,6 +216,7 @@ def segment_scan_kernel(
     BACKWARD: tl.constexpr, HAS_INITIAL: tl.constexpr, D: tl.constexpr,
     BLOCK: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
+    # One program: BLOCK elements of one head's (D, D) state, STEPS segments at a time.
     head = tl.cast(tl.program_id(0), tl.int64)
     element = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = element < D * D
@@ -232,12 +239,12 @@ def segment_scan_kernel(
             added_log_decay + tl.cast(segment, tl.int64)[:, None] * D + (element // D)[None, :],
             mask=exists, other=0.0,
         )  # fmt: skip
-        # A step outside keeps the state: its retention is 1, and it adds nothing.
+        # A step past the last segment keeps the state: its retention is 1 and it adds 0.
         decay, sums = tl.associative_scan((tl.exp(log_decay), new), 0, _after_both)
         states = decay * state[None, :] + sums
         first = segments - 1 - start if BACKWARD else start
         tl.store(entry + tl.cast(first, tl.int64) * D * D + element, state, mask=inside)
-        # What a segment leaves, the next one meets.
+        # The state after a segment is the incoming state of the next.
         ahead = offsets - D * D if BACKWARD else offsets + D * D
         met = exists & (position + 1 < tl.minimum(segments, start + STEPS))[:, None]
         tl.store(entry + ahead, states, mask=met)

@@ -1,8 +1,8 @@
-"""What all passes share: a kernel's constants, views of heads, masked tiles, exp and products.
+"""Shared by all passes: a kernel's constants, views of heads, masked tiles, exp and products.
 
-A kernel takes a (B, H, T, D) tensor as `strided` gives it, a pointer with four strides. `of_head`
-makes of it a view of one head: (pointer, stride of tokens, stride of channels, t_start, T), of
-which `load_tokens` and `store_tokens` take the chunk at t_start.
+A kernel gets a (B, H, T, D) tensor from `strided`, as a pointer and four strides. `of_head` returns
+a view of one head: (pointer, stride of tokens, stride of channels, t_start, T). `load_tokens` and
+`store_tokens` access the chunk of a view that begins at t_start.
 """
 
 from typing import NamedTuple
@@ -14,19 +14,19 @@ import triton.language as tl
 from relation.kernels.common import offset_of_head
 
 LOG2_E = tl.constexpr(1.4426950408889634)
-# F.normalize divides by the norm, or by this where the norm is smaller.
+# F.normalize divides by the norm or by this, whichever is larger.
 NORM_FLOOR = tl.constexpr(1e-12)
 
 
 class Constants(NamedTuple):
-    """K of every kernel: what it is compiled for.
+    """K, the compile-time constants of every kernel.
 
-    PRECISION: "bf16x3" for 16-bit inputs and "ieee" for FP32, whose exponents are FP64. D: channels
-    of a head. GROUP: heads of p1 for one of p2 and info. ALIGNED: a divisor of the strides of batch
-    and heads. CHUNK: tokens. WHOLE: T is a multiple of CHUNK, so that no row needs a mask. BLOCK_D,
-    BLOCK_V: relation and information channels of a tile. Of `general` alone: BLOCK_S, relation
-    channels at a time of scores, backward as forward; SHARE, the chunks that a program takes;
-    LEVELS, how often a chunk is halved down to single tokens.
+    PRECISION: "bf16x3" for 16-bit inputs; "ieee" for FP32 inputs, whose exponents are FP64. D:
+    channels per head. GROUP: heads of p1 per head of p2 and info. ALIGNED: a divisor of the strides
+    of batch and heads. CHUNK: tokens per chunk. WHOLE: T is a multiple of CHUNK, so rows need no
+    mask. BLOCK_D, BLOCK_V: relation and information channels per tile. For `general` only: BLOCK_S,
+    the relation channels per step of the scores, equal in both directions; SHARE, the most chunks
+    per program; LEVELS, the halvings from a chunk down to single tokens.
     """
 
     PRECISION: str
@@ -43,12 +43,12 @@ class Constants(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """What `prepare_kernel` stores of each chunk; all contiguous.
+    """What `prepare_kernel` stores; all contiguous.
 
     selves: (B, H, 3, T), FP32: S and the inverse norms of p1 and p2. weak: (B, H, chunks), uint8:
-    1 where the weak kernels take the chunk. exponents: (B, H, T, D): with the chunk's middle m,
-    G(m, t) right of it and -G(t, m) left of it. halves: (B, H, chunks, 2, D): the sums of g over a
-    chunk's halves. Both are FP32, of FP32 inputs FP64.
+    1 if the weak kernels process the chunk. exponents: (B, H, T, D): G(m, t) right of the chunk's
+    middle m, -G(t, m) left of it. halves: (B, H, chunks, 2, D): G(0, m) and G(m, n), the sums of g
+    over a chunk's halves. exponents and halves are FP32 for 16-bit inputs and FP64 for FP32 inputs.
     """
 
     selves: torch.Tensor
@@ -58,11 +58,11 @@ class Prepared(NamedTuple):
 
 
 class States(NamedTuple):
-    """Where `load_state` finds the state that each chunk meets; contiguous, FP32.
+    """The parts of every chunk's incoming state, which `load_state` adds; contiguous, FP32.
 
-    within: (B, H, chunks, D, D), the part from the chunk's own segment; log_decay:
-    (B, H, chunks, D), the sum of g since the segment's start; entry: (B, H, segments, D, D), the
-    state there.
+    The incoming state is C before the chunk, or dC after it. within: (B, H, chunks, D, D), the part
+    from the chunk's own segment. log_decay: (B, H, chunks, D), the sum of g from the segment's
+    start to the chunk. entry: (B, H, segments, D, D), the segment's incoming state.
     """
 
     within: torch.Tensor
@@ -71,11 +71,11 @@ class States(NamedTuple):
 
 
 class Between(NamedTuple):
-    """What the passes over information leave for those over coordinates; contiguous, FP32.
+    """What the information passes leave for the coordinates passes; contiguous, FP32.
 
-    read_dread, write_dwrite: (B, H, T), <r, dr> and <w, dw>. dscores: a chunk's <dY_t, I_j>, FP32
-    or two BF16 parts. dread, dwrite: (B, H, T, D), what the states give to dr and dw. dtotal:
-    (B, H, chunks, D), what a chunk gives to all of its dg.
+    read_dread, write_dwrite: (B, H, T), <r, dr> and <w, dw>. dscores: (B, H, chunks, CHUNK, CHUNK),
+    <dY_t, I_j> as FP32 or two BF16 parts. dread, dwrite: (B, H, T, D), the states' parts of dr and
+    dw. dtotal: (B, H, chunks, D), the part of dg that all steps of a chunk have in common.
     """
 
     read_dread: torch.Tensor
@@ -87,16 +87,16 @@ class Between(NamedTuple):
 
 
 def strided(x: torch.Tensor) -> tuple:
-    """A kernel's argument for a tensor of any strides."""
+    """Return x with its strides, as the kernels take it."""
     return x, x.stride()
 
 
 @triton.jit
 def of_head(x, head, H, t_start, T, K: tl.constexpr):
-    """The view of head `head` of B H of a strided (B, H, T, D) tensor.
+    """Return the view of head `head`, of B H, of a strided (B, H, T, D) tensor.
 
-    Triton recognises strides that are multiples of 16 alone, and without a divisor it loads each
-    number by itself: heads of 60 channels are aligned to 4.
+    Triton detects only strides that are multiples of 16. Without a known divisor it would load
+    number by number; K.ALIGNED states one, 4 for heads of 60 channels.
     """
     pointer, strides = x
     stride_b, stride_h, stride_t, stride_d = strides
@@ -107,7 +107,7 @@ def of_head(x, head, H, t_start, T, K: tl.constexpr):
 
 @triton.jit
 def of_inputs(p1, p2, info, head, H, t_start, T, K: tl.constexpr):
-    """The views of p1 and of the p2 and information that its head shares."""
+    """Return the views of p1 and of the heads of p2 and info that it reads."""
     p1 = of_head(p1, head, H, t_start, T, K)
     shared, fewer = head // K.GROUP, H // K.GROUP
     p2 = of_head(p2, shared, fewer, t_start, T, K)
@@ -116,26 +116,26 @@ def of_inputs(p1, p2, info, head, H, t_start, T, K: tl.constexpr):
 
 @triton.jit
 def of_rows(rows, start, t_start, T, D: tl.constexpr):
-    """The same of a contiguous (B, H, T, D), from element `start` on."""
+    """Return a view of contiguous rows of D numbers that begin at element `start`."""
     return rows + start, D, 1, t_start, T
 
 
 @triton.jit
 def zeros(ROWS: tl.constexpr, COLUMNS: tl.constexpr = 0):
-    """FP32, (ROWS, COLUMNS) or (ROWS,). In a list, Triton before 3.8 takes parameters alone."""
+    """FP32 zeros, (ROWS, COLUMNS) or (ROWS,). Triton before 3.8 rejects K.CHUNK in the list."""
     return tl.zeros([ROWS] if COLUMNS == 0 else [ROWS, COLUMNS], tl.float32)
 
 
 @triton.jit
 def at(x, t_start):
-    """The view with another t_start."""
+    """Return the view with another t_start."""
     pointer, stride_t, stride_d, _, T = x
     return pointer, stride_t, stride_d, t_start, T
 
 
 @triton.jit
 def load_tokens(x, d_start, BLOCK: tl.constexpr, K: tl.constexpr):
-    """(CHUNK, BLOCK) of a view, from channel d_start on; zeros outside."""
+    """Load (CHUNK, BLOCK) of a view, from channel d_start on; zeros outside."""
     pointers, inside = _tile(x, d_start, BLOCK, K)
     if K.WHOLE and K.D % BLOCK == 0:
         return tl.load(pointers)
@@ -167,7 +167,7 @@ def _tile(x, d_start, BLOCK: tl.constexpr, K: tl.constexpr):
 
 @triton.jit
 def load_row(rows, head, t_start, T, K: tl.constexpr):
-    """One FP32 number a token of a contiguous (heads, T); zeros outside."""
+    """Load one FP32 number per token, (CHUNK,), of a contiguous (heads, T); zeros past T."""
     t = t_start + tl.arange(0, K.CHUNK)
     return tl.load(rows + head * T + t, mask=t < T, other=0.0)
 
@@ -180,7 +180,7 @@ def store_row(rows, row, head, t_start, T, K: tl.constexpr):
 
 @triton.jit
 def load_selves(prepared, head, t_start, T, K: tl.constexpr):
-    """S and the inverse norms of p1 and p2, each (CHUNK,)."""
+    """Load S and the inverse norms of p1 and p2, each (CHUNK,)."""
     S = load_row(prepared.selves, 3 * head, t_start, T, K)
     inverse_norm1 = load_row(prepared.selves, 3 * head + 1, t_start, T, K)
     inverse_norm2 = load_row(prepared.selves, 3 * head + 2, t_start, T, K)
@@ -189,30 +189,30 @@ def load_selves(prepared, head, t_start, T, K: tl.constexpr):
 
 @triton.jit
 def load_channels(rows, row, d_start, K: tl.constexpr):
-    """One number a channel, of row `row` of a contiguous (rows, D)."""
+    """Load one number per channel, (BLOCK_D,), of row `row` of a contiguous (rows, D)."""
     d = d_start + tl.arange(0, K.BLOCK_D)
     return tl.load(rows + row * K.D + d, mask=d < K.D, other=0.0)
 
 
 @triton.jit
 def square_of(squares, number, K: tl.constexpr):
-    """Pointers to one of many contiguous (CHUNK, CHUNK)."""
+    """Return pointers to matrix `number` of contiguous (CHUNK, CHUNK) matrices."""
     t = tl.arange(0, K.CHUNK)
     return squares + number * K.CHUNK * K.CHUNK + t[:, None] * K.CHUNK + t[None, :]
 
 
 @triton.jit
 def state_tile(d_start, v_start, K: tl.constexpr):
-    """Offsets of a (BLOCK_D, BLOCK_V) tile inside a contiguous (D, D) state, and their mask."""
+    """Return offsets of a (BLOCK_D, BLOCK_V) tile in a contiguous (D, D) state, and their mask."""
     d, v = d_start + tl.arange(0, K.BLOCK_D), v_start + tl.arange(0, K.BLOCK_V)
     return d[:, None] * K.D + v[None, :], (d < K.D)[:, None] & (v < K.D)[None, :]
 
 
 @triton.jit
 def places_of(chunk, head, chunks, segment_chunks, segments, K: tl.constexpr):
-    """A chunk's number, and the places for `load_state` of the C and the dC that it meets."""
+    """Return a chunk's index over all heads, and `load_state`'s places of incoming C and dC."""
     last = tl.minimum(chunks, (chunk // segment_chunks + 1) * segment_chunks) - 1
-    # The first chunk that meets a segment finds no part of the segment's.
+    # The first chunk of a segment, in either direction, has no `within`: it loads 0 channels.
     past = tl.where(chunk % segment_chunks > 0, K.D, 0)
     future = tl.where(chunk < last, K.D, 0)
     segment = head * segments + chunk // segment_chunks
@@ -222,7 +222,7 @@ def places_of(chunk, head, chunks, segment_chunks, segments, K: tl.constexpr):
 
 @triton.jit
 def load_state(states, place, d_start, K: tl.constexpr):
-    """BLOCK_D rows of the state that a chunk meets: its segment's part, and the rest of entry."""
+    """Load BLOCK_D rows of a chunk's incoming state: within + exp(log_decay) entry."""
     here, segment, channels = place
     offsets, inside = state_tile(d_start, 0, K)
     d = d_start + tl.arange(0, K.BLOCK_D)
@@ -237,7 +237,7 @@ def load_state(states, place, d_start, K: tl.constexpr):
 
 @triton.jit
 def exp(x, K: tl.constexpr):
-    """exp(x) in FP32; of "bf16x3" with a relative error of at most 2^-22 + 2^-24 |x|."""
+    """Return exp(x) in FP32. "bf16x3" has a relative error of at most 2^-22 + 2^-24 |x|."""
     if K.PRECISION == "ieee":
         return tl.exp(x.to(tl.float32))
     else:
@@ -249,7 +249,7 @@ def exp(x, K: tl.constexpr):
 
 @triton.jit
 def rounded(tile, like):
-    """The tile in BF16 where view `like` is: for results that are stored in it."""
+    """Return the tile in BF16 if view `like` is BF16: for factors of results stored in BF16."""
     if like[0].dtype.element_ty == tl.bfloat16:
         return tile.to(tl.bfloat16)
     else:
@@ -258,19 +258,19 @@ def rounded(tile, like):
 
 @triton.jit
 def split(tile):
-    """Two BF16 tiles whose sum is the tile to 16 bits."""
+    """Return two BF16 tiles whose sum is the tile to 16 bits."""
     tile = tile.to(tl.float32)
     bits = tile.to(tl.uint32, bitcast=True)
-    # Cut, not rounded: a mask and a shift cost less than conversions, and the rest is exact.
+    # high is cut, not rounded: mask and shift cost less than a conversion. tile - high is exact.
     high = (bits & 0xFFFF0000).to(tl.float32, bitcast=True)
     return (bits >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True), (tile - high).to(tl.bfloat16)
 
 
 @triton.jit
 def product(a, b, K: tl.constexpr):
-    """a @ b in FP32. BF16 operands are exact; what is not BF16 is split into two of them.
+    """Return a @ b in FP32. BF16 operands, and two FP16 ones, enter as they are.
 
-    Of two splits, the product of the lower parts is below 2^-16 and left out.
+    Other operands are split into two BF16 parts; low part times low part, below 2^-16, is left out.
     """
     if K.PRECISION == "ieee":
         result = tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")
@@ -295,19 +295,19 @@ def product(a, b, K: tl.constexpr):
 
 @triton.jit
 def zeros_and_ones(where, K: tl.constexpr):
-    """A mask as an exact left factor of `product`."""
+    """Return a mask as an exact left factor of `product`."""
     return where.to(tl.float32 if K.PRECISION == "ieee" else tl.bfloat16)
 
 
 @triton.jit
 def dlogit_of(sum_read, sum_write, S, scale):
-    """The gradient of <p1, p2> through Self, of <r, dr> and <w, dw>; (CHUNK, 1)."""
-    # torch.compile passes Python numbers in FP64, which would widen everything they touch.
+    """Return the gradient of <p1, p2> through Self, (CHUNK, 1), from <r, dr> and <w, dw>."""
+    # torch.compile passes Python numbers as FP64, which would widen the result.
     return ((sum_read + sum_write) * (1.0 - S) * tl.cast(scale, tl.float32))[:, None]
 
 
 @triton.jit
 def project(dcoordinate, p, S, inverse_norm, along):
-    """The gradient of p from that of S p / max(|p|, NORM_FLOOR), a part of which is `along` p."""
+    """Return dp. dcoordinate: the gradient dx of x = S p / max(|p|, NORM_FLOOR); along: <x, dx>."""
     along = tl.where(inverse_norm < 1.0 / NORM_FLOOR, along * inverse_norm, 0.0)
     return inverse_norm[:, None] * (S[:, None] * dcoordinate - along[:, None] * p)

@@ -1,8 +1,8 @@
 """Chunks of weak retention, forward and backward: one pair of factors serves all pairs of tokens.
 
-The factors exp(G) between the tokens and the chunk's middle also join the chunk to its states, once
-these carry the retention between the middle and the chunk's ends. So a block of channels takes one
-matrix of exponents and its reciprocal. README.md has the equations (*Weak chunks*).
+The factors are r'_t = r_t exp(e_t) and w'_j = w_j exp(-e_j), with e relative to the chunk's middle
+m. They also serve the states P = exp(G(0, m)) C and F = exp(G(m, n)) dC'. So a block of channels
+needs one tile exp(e) and its reciprocal. README.md has the equations (*Weak chunks*).
 """
 
 import triton
@@ -36,7 +36,7 @@ from relation.kernels.linear_relation.tiles import (
 def weak_output_kernel(
     p1, p2, info, y, prepared, met, H, T, chunks, segment_chunks, segments, K: tl.constexpr
 ):
-    """y = I + (masked <r', w'>) I + P^T r'."""
+    """y_t = I_t + sum_{j<t} <r'_t, w'_j> I_j + P^T r'_t."""
     h, head, chunk = tl.program_id(0), tl.cast(tl.program_id(0), tl.int64), tl.program_id(1)
     here, past_place, _ = places_of(chunk, head, chunks, segment_chunks, segments, K)
     if tl.load(prepared.weak + here) == 0:
@@ -47,6 +47,7 @@ def weak_output_kernel(
     y = of_head(y, h, H, t_start, T, K)
 
     S, inverse_norm1, inverse_norm2 = load_selves(prepared, head, t_start, T, K)
+    # By blocks of channels: <r'_t, w'_j>, (CHUNK, CHUNK), and r' P, (CHUNK, BLOCK_V).
     t = tl.arange(0, K.CHUNK)
     scores = zeros(K.CHUNK, K.CHUNK)
     y_t = zeros(K.CHUNK, K.BLOCK_V)
@@ -62,6 +63,7 @@ def weak_output_kernel(
         past *= exp(left, K)[:, None]
         scores += product(read, tl.trans(rounded(write, p1)), K)
         y_t += product(read, rounded(past, p1), K)
+    # Add I, and the scores of j < t times I.
     info_t = load_tokens(info, 0, K.BLOCK_V, K)
     scores = rounded(tl.where(t[:, None] > t[None, :], scores, 0.0), p1)
     y_t += info_t.to(tl.float32) + product(scores, info_t, K)
@@ -70,7 +72,7 @@ def weak_output_kernel(
 
 @triton.jit
 def _store_scores(scores, tile, here, K: tl.constexpr):
-    """Keep a chunk's FP32 (CHUNK, CHUNK): whole, or as the two BF16 parts that products take."""
+    """Store an FP32 (CHUNK, CHUNK) tile: as FP32, or as the two BF16 parts of a product."""
     if K.PRECISION == "ieee":
         tl.store(square_of(scores, here, K), tile)
     else:
@@ -82,7 +84,7 @@ def _store_scores(scores, tile, here, K: tl.constexpr):
 
 @triton.jit
 def _load_scores(scores, here, K: tl.constexpr):
-    """What `_store_scores` kept: the tile and zero, or its upper and lower part."""
+    """Load what `_store_scores` stored: the tile and zero, or its high and low part."""
     if K.PRECISION == "ieee":
         return tl.load(square_of(scores, here, K)), 0.0
     else:
@@ -96,7 +98,7 @@ def weak_information_kernel(
     p1, p2, info, dy, dinfo, prepared, met, dmet, between,
     H, T, chunks, segment_chunks, segments, K: tl.constexpr,
 ):  # fmt: skip
-    """dI, and what `weak_coordinates_kernel` takes."""
+    """Compute dI, and `between` for `weak_coordinates_kernel`."""
     h, head, chunk = tl.program_id(0), tl.cast(tl.program_id(0), tl.int64), tl.program_id(1)
     here, past_place, future_place = places_of(chunk, head, chunks, segment_chunks, segments, K)
     if tl.load(prepared.weak + here) == 0:
@@ -117,6 +119,7 @@ def weak_information_kernel(
     dinfo_t = zeros(K.CHUNK, K.BLOCK_V)
     sum_read = zeros(K.CHUNK)
     sum_write = zeros(K.CHUNK)
+    # By blocks of channels: the states' parts P dY and F I, (CHUNK, BLOCK_D), and F^T w'.
     for d_start in range(0, K.D, K.BLOCK_D):
         exponent = load_tokens(exponents, d_start, K.BLOCK_D, K)
         left = load_channels(prepared.halves, 2 * here, d_start, K)
@@ -130,18 +133,20 @@ def weak_information_kernel(
         past *= exp(left, K)[:, None]
         future *= exp(right, K)[:, None]
         from_past = product(dy_t, tl.trans(past), K)
-        # <w', F I>, most of dp1 at the last tokens: in dinfo_t both factors are rounded.
+        # <w', F I> is most of dp1 at the last tokens; both factors in dinfo_t are rounded.
         from_future = product(info_t, tl.trans(future), K)
         sum_read += tl.sum(read * from_past, 1)
         sum_write += tl.sum(write * from_future, 1)
         store_tokens(dread, from_past, d_start, K.BLOCK_D, K)
         store_tokens(dwrite, from_future, d_start, K.BLOCK_D, K)
+        # dtotal = rowsum(P F) + sum over j of w'_j F I_j, (BLOCK_D,).
         d = d_start + tl.arange(0, K.BLOCK_D)
         total = tl.sum(past * future, 1) + tl.sum(write * from_future, 0)
         tl.store(between.dtotal + here * K.D + d, total, mask=d < K.D)
         write = rounded(write, p1)
         scores_t += product(write, tl.trans(rounded(read, p1)), K)
         dinfo_t += product(write, rounded(future, p1), K)
+    # The pairs' parts: row j, column t of scores_t is <r'_t, w'_j>, of dpairs <dY_t, I_j>, j < t.
     before = t[:, None] < t[None, :]
     scores_t = tl.where(before, scores_t, 0.0)
     dpairs = product(info_t, tl.trans(dy_t), K)
@@ -160,9 +165,9 @@ def weak_information_kernel(
 def weak_coordinates_kernel(
     p1, p2, dp1, dp2, dlog_retention, out, prepared, between, H, T, scale, chunks, K: tl.constexpr
 ):
-    """The gradients of a block of channels of p1, p2 and g."""
+    """Compute the gradients of p1, p2 and g for BLOCK_D channels."""
     h, head = tl.program_id(0), tl.cast(tl.program_id(0), tl.int64)
-    # All blocks of a chunk run at about the same time, and find what they share in the cache.
+    # In this order all blocks of a chunk run at about the same time and share loads in the cache.
     chunk, d_start = tl.program_id(2), tl.program_id(1) * K.BLOCK_D
     here = head * chunks + chunk
     if tl.load(prepared.weak + here) == 0:
@@ -179,7 +184,7 @@ def weak_coordinates_kernel(
 
     S, inverse_norm1, inverse_norm2 = load_selves(prepared, head, t_start, T, K)
     exponent = load_tokens(exponents, d_start, K.BLOCK_D, K)
-    # What the states give to the gradients of r' and w'; the pairs' part is added here.
+    # dr' and dw', (CHUNK, BLOCK_D): first the states' parts P dY and F I, below the pairs' parts.
     dread_d = load_tokens(dread, d_start, K.BLOCK_D, K)
     dwrite_d = load_tokens(dwrite, d_start, K.BLOCK_D, K)
     total = load_channels(between.dtotal, here, d_start, K)
@@ -189,7 +194,7 @@ def weak_coordinates_kernel(
     read_decay, write_decay = exp(exponent, K), exp(-exponent, K)
     read = p1_d * (S * inverse_norm1)[:, None] * read_decay
     write = p2_d * (S * inverse_norm2)[:, None] * write_decay
-    # Loaded, not formed: wgmma with a left operand computed in registers was miscompiled here.
+    # <dY_t, I_j> is loaded. With a left operand computed in registers wgmma was miscompiled here.
     upper, lower = _load_scores(between.dscores, here, K)
     dread_d += product(tl.trans(upper), write, K)
     dwrite_d += product(upper, read, K)
@@ -197,6 +202,7 @@ def weak_coordinates_kernel(
         dread_d += product(tl.trans(lower), split(write)[0], K)
         dwrite_d += product(lower, split(read)[0], K)
 
+    # dg_u = sum over t >= u of (r'_t dr'_t - w'_t dw'_t) + dtotal, per channel.
     dg = tl.cumsum(read * dread_d - write * dwrite_d, 0, reverse=True) + total[None, :]
     store_tokens(dg_head, dg, d_start, K.BLOCK_D, K)
     sum_read = load_row(between.read_dread, head, t_start, T, K)
@@ -210,7 +216,7 @@ def weak_coordinates_kernel(
 
 @triton.jit
 def _parts(tile, K: tl.constexpr):
-    """What `_add_product` takes of an FP32 tile: two BF16 parts, or of "ieee" the whole, twice."""
+    """Return the right operand of `_add_product`: two BF16 parts, or for "ieee" the tile twice."""
     if K.PRECISION == "ieee":
         return tile, tile
     else:
@@ -219,7 +225,7 @@ def _parts(tile, K: tl.constexpr):
 
 @triton.jit
 def _add_product(result, a, high, low, K: tl.constexpr):
-    """result + a @ b of FP32 tiles as `product` forms it, of b's `_parts`."""
+    """Return result + a @ b of FP32 tiles, as `product` forms it. high, low: b's `_parts`."""
     if K.PRECISION == "ieee":
         return tl.dot(a, high, result, input_precision="ieee")
     else:
@@ -234,10 +240,10 @@ def weak_gradients_kernel(
     p1, p2, info, dy, dp1, dp2, dinfo, dlog_retention, out, prepared, met, dmet,
     H, T, scale, chunks, segment_chunks, segments, K: tl.constexpr,
 ):  # fmt: skip
-    """The whole backward pass, for heads whose channels all fit.
+    """The whole backward pass, for heads whose channels fit one tile.
 
-    It ends one gradient after the other with a store, and loads the coordinates again for the next:
-    held in registers over all of them, they were spilled, which moves more than loading does.
+    It stores one gradient after the other and loads p1, p2 and e again for the next. Kept in
+    registers they were spilled, which moves more bytes than loading does.
     """
     h, head, chunk = tl.program_id(0), tl.cast(tl.program_id(0), tl.int64), tl.program_id(1)
     here, past_place, future_place = places_of(chunk, head, chunks, segment_chunks, segments, K)
@@ -257,6 +263,7 @@ def weak_gradients_kernel(
     S, inverse_norm1, inverse_norm2 = load_selves(prepared, head, t_start, T, K)
     dy_t = load_tokens(dy, 0, K.BLOCK_V, K)
     info_t = load_tokens(info, 0, K.BLOCK_V, K)
+    # dI_j = dY_j + F^T w'_j + sum over t > j of <r'_t, w'_j> dY_t, (CHUNK, BLOCK_V).
     exponent = load_tokens(exponents, 0, K.BLOCK_D, K)
     p1_t = load_tokens(p1, 0, K.BLOCK_D, K)
     p2_t = load_tokens(p2, 0, K.BLOCK_D, K)
@@ -273,18 +280,20 @@ def weak_gradients_kernel(
     dinfo_t += dy_t.to(tl.float32)
     store_tokens(dinfo, dinfo_t, 0, K.BLOCK_V, K)
 
+    # The states' parts: rowsum(P F), P dY and F I, (BLOCK_D,) and twice (CHUNK, BLOCK_D).
     past = load_state(met, past_place, 0, K)
     past *= exp(load_channels(prepared.halves, 2 * here, 0, K), K)[:, None]
     dtotal = tl.sum(past * future, 1)
     dread = product(dy_t, tl.trans(past), K)
     dwrite = product(info_t, tl.trans(future), K)
 
+    # dp1, from dr = exp(e) dr' with dr'_t = P dY_t + sum over j < t of <dY_t, I_j> w'_j.
     exponent = load_tokens(exponents, 0, K.BLOCK_D, K)
     p2_t = load_tokens(p2, 0, K.BLOCK_D, K)
     write = p2_t.to(tl.float32) * (S * inverse_norm2)[:, None] * exp(-exponent, K)
-    # <w', F I>, most of dp1 at the last tokens: in dinfo_t both factors are rounded.
+    # <w', F I> is most of dp1 at the last tokens; both factors in dinfo_t are rounded.
     sum_write += tl.sum(write * dwrite, 1)
-    # Split before the scores are formed: three tiles in FP32 would not fit.
+    # w' is split before the scores are formed: three FP32 tiles would not fit in registers.
     high, low = _parts(write, K)
     dscores = product(dy_t, tl.trans(info_t), K)
     dscores = tl.where(t_rows > t_columns, dscores, 0.0)
@@ -298,6 +307,7 @@ def weak_gradients_kernel(
     dp1_t = project(dread, p1_t, S, inverse_norm1, sum_read) + dlogit * p2_t
     store_tokens(dp1, dp1_t, 0, K.BLOCK_D, K)
 
+    # dp2, from dw = exp(-e) dw' with dw'_j = F I_j + sum over t > j of <dY_t, I_j> r'_t.
     exponent = load_tokens(exponents, 0, K.BLOCK_D, K)
     p1_t = load_tokens(p1, 0, K.BLOCK_D, K)
     read = p1_t.to(tl.float32) * (S * inverse_norm1)[:, None] * exp(exponent, K)
@@ -313,6 +323,7 @@ def weak_gradients_kernel(
     p1_t, p2_t = p1_t.to(tl.float32), p2_t.to(tl.float32)
     dp2_t = project(dwrite * write_decay, p2_t, S, inverse_norm2, sum_write) + dlogit * p1_t
     store_tokens(dp2, dp2_t, 0, K.BLOCK_D, K)
+    # dg_u = sum over t >= u of (r'_t dr'_t - w'_t dw'_t) + dtotal, per channel.
     later = zeros_and_ones(t_rows <= t_columns, K)
     dg = product(later, read_dread, K) + dtotal[None, :]
     store_tokens(dg_head, dg, 0, K.BLOCK_D, K)
