@@ -15,14 +15,14 @@ from relation.jobs import Run
 from relation.machine import Progress, claim, describe, to_device
 from relation.train.checkpoint import load_model
 
-SIDE = 64  # blocks a side of a map, fewer where the flow has fewer tokens
+SIDE = 64  # blocks per side of a map; fewer if the flow has fewer tokens
 
 
 def pooled(flow: Tensor, side: int = SIDE) -> Tensor:
-    """The flow between blocks of neighbouring tokens, (..., n, n) of (..., T, T), n = min(side, T).
+    """Pool a flow (..., T, T) over blocks of neighbouring tokens: (..., n, n), n = min(side, T).
 
     Block a begins at token floor(a T / n). Entry (a, b) is the mass that a row of block a gives to
-    all tokens of block b, mean over the rows: rows sum to 1, as the flow's do.
+    all tokens of block b, averaged over the rows of block a. Each row sums to 1.
     """
     length = flow.shape[-1]
     blocks = min(side, length)
@@ -32,13 +32,13 @@ def pooled(flow: Tensor, side: int = SIDE) -> Tensor:
 
 
 def _rounded(values: np.ndarray) -> np.ndarray:
-    """FP32 rounded to 11 bits of mantissa, to within 1/4096: the zeros behind them compress."""
+    """Round FP32 to 11 bits of mantissa (relative error up to 1/4096), so that files compress."""
     bits = values.astype(np.float32).view(np.uint32)
     return ((bits + 0x800) & 0xFFFFF000).view(np.float32)
 
 
 def _add_rows(layer: Layer, rows: dict[str, list[dict]]) -> None:
-    """Add a layer's rows of the kinds flow, curves and maps, without their key."""
+    """Add a layer's rows to the kinds flow, curves and maps, without the columns of their key."""
     for reading in layer.readings:
         columns = {"layer": layer.index, "length": reading.length}
         for metric, values in reading.values.items():  # (sequences, H)
@@ -50,17 +50,17 @@ def _add_rows(layer: Layer, rows: dict[str, list[dict]]) -> None:
             mean = _rounded(values.mean((0, 1)).numpy())
             row = {"layer": layer.index, "length": reading.length, "curve": curve}
             rows["curves"].append(row | {"values": mean})
-    # Of the first sequence, (H, T, T).
+    # Maps show the first sequence only, (H, T, T).
     for head, flow in enumerate(pooled(layer.flow[0]).cpu().numpy()):
         row = {"layer": layer.index, "head": head, "length": layer.flow.shape[-1]}
         rows["maps"].append(row | {"side": len(flow), "codes": encode(flow).tobytes()})
 
 
 def diagnose(run: Run, data: Path, checkpoint: Path, out: Path, runs_per_gpu: int = 1) -> None:
-    """Diagnose a run's checkpoint and write flow, curves and maps.parquet into `out`.
+    """Diagnose a run's checkpoint and write flow.parquet, curves.parquet and maps.parquet to `out`.
 
-    data: the run's prepared corpus, of whose validation split the first windows are read. Computes
-    in FP32. A run that diverged has no rows; a model with Linear layers is refused.
+    data: the run's prepared corpus; the first windows of its validation split are read. Computes in
+    FP32. A run that diverged gets files without rows. A model with Linear layers is an InputError.
     """
     if records.empty_if_diverged(checkpoint, out, "flow", "curves", "maps"):
         return
@@ -71,7 +71,7 @@ def diagnose(run: Run, data: Path, checkpoint: Path, out: Path, runs_per_gpu: in
         sequences = first_windows(validation, run.flow_window, run.flow_sequences)
         sequences = sequences[:, : max(lengths)].copy()  # (sequences, T)
         if sequences.max() >= model.config.vocab_size:
-            raise InputError(f"{run.name}: {data} is of another tokenizer; prepare the run's own")
+            raise InputError(f"{run.name}: {data} has another tokenizer; prepare the run's data")
         mask = document_mask(run.document_mask, data)
         layers = read_layers(model, to_device(sequences, device), *lengths, mask)
         rows_by_kind: dict[str, list[dict]] = {"flow": [], "curves": [], "maps": []}

@@ -1,22 +1,22 @@
-"""Entries of flow maps as bytes, which compress: how a diagnosis writes and a figure reads them.
+"""Encode the entries of flow maps as bytes, which compress well. Figures decode them.
 
-Free of PyTorch, as the report is. A byte is 63 for an entry of 1, and 1 to 62 span the five decades
-below it, so that an entry of 10^-5 or more is kept to within 10%. Less is 0.
+Does not import PyTorch, because the report runs without it. Byte 63 is an entry of 1. Bytes 1 to 62
+cover the five decades below 1, so an entry of 10^-5 or more is kept to within 10%. Byte 0 is less.
 """
 
 import numpy as np
 
 TOP, DECADES = 63, 5.0
-_STEPS = (TOP - 1) / DECADES  # a decade
+_STEPS = (TOP - 1) / DECADES  # steps per decade
 
 
 def encode(entries: np.ndarray) -> np.ndarray:
-    """Entries in [0, 1] as bytes of the same shape, uint8."""
+    """Encode entries in [0, 1] as uint8 of the same shape."""
     with np.errstate(divide="ignore"):
         codes = np.rint(TOP + _STEPS * np.log10(entries))
     return np.clip(codes, 0, TOP).astype(np.uint8)
 
 
 def decode(codes: np.ndarray) -> np.ndarray:
-    """The entries that `encode` made bytes of, FP64."""
+    """Decode bytes from `encode` to entries of the same shape, FP64."""
     return np.where(codes > 0, 10.0 ** ((codes.astype(float) - TOP) / _STEPS), 0.0)

@@ -1,8 +1,8 @@
-"""Metrics of a normalised flow matrix (Appendix B.4 and B.5), and a layer's flow read by them.
+"""Metrics of a normalised flow matrix (Appendix B.4 and B.5), and the metrics of a layer's flow.
 
-A flow M is (..., T, T), floating, lower triangular, rows summing to 1; each metric returns (...),
-so that heads and sequences are computed together. Sums keep the flow's dtype; singular values are
-FP32 and their sums FP64.
+A flow M is floating, (..., T, T), lower triangular, and each row sums to 1. A metric returns (...),
+one value per matrix, for all heads and sequences at once. Sums keep the flow's dtype. Singular
+values are FP32 and their sums FP64.
 """
 
 from collections.abc import Iterator
@@ -19,32 +19,32 @@ if TYPE_CHECKING:
     from relation.data.windows import Mask
 
 SINKS = (1, 2, 4, 8, 16, 32)
-# The paper's 128, 256 and 512 tokens are these fractions of its sequences of 1024.
+# The paper's distances of 128, 256 and 512 tokens are these fractions of its 1024 tokens.
 DISTANCES = {"beyond_eighth": 8, "beyond_quarter": 4, "beyond_half": 2}
-_FLOOR = 1e-20  # the paper's clamp
+_FLOOR = 1e-20  # the paper clamps at this value
 
 
 def self_flow(flow: Tensor) -> Tensor:
-    """Mean diagonal entry: Relation's Self flow, MHA's diagonal flow."""
+    """The mean diagonal entry: Self flow in Relation, diagonal flow in MHA."""
     return flow.diagonal(dim1=-2, dim2=-1).mean(-1)
 
 
 def exchange_flow(flow: Tensor) -> Tensor:
-    """Mean over rows of the mass on history, g."""
+    """The mean over rows of g, the mass on the history."""
     return flow.tril(-1).sum(-1).mean(-1)
 
 
 def history_profiles(flow: Tensor) -> tuple[Tensor, Tensor]:
-    """The conditional historical mass by distance and by source, (..., T) each, means over rows.
+    """Return the conditional historical mass by distance and by source, (..., T) each, row means.
 
-    It is pi^E = F_ij / g_i for j < i. Entry d of the first is the mass with i - j = d, entry j of
-    the second that on position j. Rows without historical mass, the first token's among them, count
-    and contribute zero.
+    The mass is pi^E = F_ij / g_i for j < i. Entry d of the first tensor is the mass at distance
+    i - j = d. Entry j of the second is the mass on position j. The means include rows without
+    historical mass, such as the first token's, as zeros.
     """
     history, rows = flow.tril(-1), flow.shape[-1]
     mass = history.sum(-1, keepdim=True)
     history = torch.where(mass > 0, history / mass, 0.0)  # (..., T, T)
-    # With T empty rows beneath, diagonal d starts at row d and steps by T + 1 for T entries.
+    # With T zero rows added below, diagonal d starts at row d and has T entries, T + 1 apart.
     padded = F.pad(history, (0, 0, 0, rows)).contiguous()  # (..., 2T, T)
     strides = (*padded.stride()[:-2], rows, rows + 1)
     by_distance = padded.as_strided(history.shape, strides, padded.storage_offset()).sum(-1) / rows
@@ -52,17 +52,17 @@ def history_profiles(flow: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def singular_values(flow: Tensor) -> Tensor:
-    """Singular values as roots of the eigenvalues of M M^T in FP64, (..., T) FP32, descending.
+    """Return the singular values, (..., T) FP32, descending: roots of FP64 eigenvalues of M M^T.
 
-    A root loses half of the digits of the smallest eigenvalues; half of FP64's keep every value
-    within one FP32 rounding, 2^-23, of the largest. A GPU's SVD takes matrices one by one.
+    The root of a small eigenvalue has only half of the digits. In FP64 these suffice: each error is
+    at most 2^-23 of the largest value. An SVD on a GPU would take the matrices one by one.
     """
     wide = flow.double()
     return torch.linalg.eigvalsh(wide @ wide.mT).clamp(min=0).sqrt().flip(-1).float()
 
 
 def effective_rank(sigma: Tensor) -> Tensor:
-    """exp of the entropy of normalised singular values (..., T), with the paper's clamps; FP64."""
+    """exp(entropy) of the normalised singular values (..., T), with the paper's clamps; FP64."""
     sigma = sigma.double()
     p = sigma / sigma.sum(-1, keepdim=True).clamp(min=_FLOOR)
     p = p.clamp(min=_FLOOR)
@@ -74,26 +74,26 @@ def _energy(sigma: Tensor) -> Tensor:
 
 
 def stable_rank(sigma: Tensor) -> Tensor:
-    """Total energy of singular values, (..., T) descending, over that of the largest; FP64."""
+    """Energy of all singular values (..., T), descending, over the energy of the largest; FP64."""
     return _energy(sigma) / sigma[..., 0].double().square().clamp(min=_FLOOR)
 
 
 def energy_dims(sigma: Tensor, fraction: float) -> Tensor:
-    """Fewest leading singular directions that hold `fraction`, in (0, 1], of the energy; int64."""
+    """How many leading singular directions hold `fraction`, in (0, 1], of the energy; int64."""
     share = sigma.double().square().cumsum(-1) / _energy(sigma)[..., None]
-    # Rounding can leave the whole sum a little short of 1: then all T directions are needed.
+    # Rounding can leave the last share a little below 1. Then the answer is all T directions.
     return ((share < fraction).sum(-1) + 1).clamp(max=sigma.shape[-1])
 
 
 def top_energy(sigma: Tensor) -> Tensor:
-    """Share of the energy in the largest singular value of (..., T); FP64."""
+    """The largest singular value's share of the energy of (..., T); FP64."""
     return sigma[..., 0].double().square() / _energy(sigma)
 
 
 class Reading(NamedTuple):
-    """Of a layer's flow: metrics (B, H) by name, the curves (B, H, T) behind them, all FP64.
+    """Metrics of a layer's flow, (B, H) by name, and their curves, (B, H, T) by name, all FP64.
 
-    count: how many rows, or matrices, each metric's value is the mean over.
+    length: T. count: how many rows of a matrix each metric averages, or 1 for a whole matrix.
     """
 
     values: dict[str, Tensor]
@@ -105,12 +105,12 @@ class Reading(NamedTuple):
 def read_flow(flow: Tensor, places: Tensor | None = None) -> Reading:
     """Flow, distance and sink metrics of (B, H, T, T); curves `self` by position and `distance`.
 
-    places: where each token stands in its document, (B, T) int64; sinks are then documents'.
+    places: each token's position in its document, (B, T) int64; sinks are then documents' starts.
     """
     length = flow.shape[-1]
-    # Small from here on, and a GPU has no cumulative sum that gives the same bits every time.
+    # The profiles are small. A GPU's scatter_add would not give the same bits every time.
     by_distance, by_source = (p.double().cpu() for p in history_profiles(flow))
-    if places is not None:  # mass by the source's place in its document: a sink is its first tokens
+    if places is not None:  # add up the mass by the source's position in its document
         places = places.cpu()[:, None].expand_as(by_source)  # (B, H, T)
         by_source = torch.zeros_like(by_source).scatter_add(-1, places, by_source)
     values = {"self_flow": self_flow(flow), "exchange_flow": exchange_flow(flow)}
@@ -140,7 +140,7 @@ def _on_host(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 class Layer(NamedTuple):
-    """One layer: its index, its flow (B, H, T, T) FP32 on the device, and what was read off it."""
+    """One layer: its index, its flow (B, H, T, T) FP32 on the device, and the flow's readings."""
 
     index: int
     flow: Tensor
@@ -151,10 +151,10 @@ class Layer(NamedTuple):
 def read_layers(
     model: Decoder, tokens: Tensor, flow_length: int, rank_length: int, mask: "Mask"
 ) -> Iterator[Layer]:
-    """Read every layer's flow on (B, T) ids, T at least both lengths, one layer at a time.
+    """Yield the readings of each layer's flow on (B, T) ids, T at least both lengths, in order.
 
-    A causal flow of the first tokens of a sequence is the corner of the whole flow, so one pass
-    serves both lengths. mask: that of the model's training.
+    The flow is causal, so the flow of the first tokens is the corner of the whole flow, and one
+    pass serves both lengths. mask: the document mask that the model was trained with.
     """
     documents = mask(tokens)
     places = None if documents is None else documents.positions[:, :flow_length]

@@ -1,6 +1,6 @@
-"""Relation in transformers: models of its own, and Full Relation in Llama-type models.
+"""Relation in transformers: the paper's decoder as a model, and Full Relation in Llama-type models.
 
-Importing it registers `RelationConfig`, `RelationModel` and `RelationForCausalLM` with the Auto
+The import registers `RelationConfig`, `RelationModel` and `RelationForCausalLM` with the Auto
 classes, and the attention "relation". It needs the extra `hf`.
 """
 
@@ -8,7 +8,7 @@ try:
     import transformers  # noqa: F401
 except ImportError as error:
     raise ImportError(
-        "relation.hf needs transformers; give `pip install '.[hf]'` in the project's folder"
+        "relation.hf needs transformers; run `pip install '.[hf]'` in the project's folder"
     ) from error
 
 from relation.hf.attention import add_lambda

@@ -1,7 +1,7 @@
-"""`attn_implementation="relation"`: Full Relation in place of attention in Llama-type models.
+"""`attn_implementation="relation"`: Full Relation instead of attention in Llama-type models.
 
-Q, K and V are p1, p2 and information, after the model's own RoPE; there are no mixing angles. Each
-attention module gets the count calibration lambda by `add_lambda`.
+Q, K and V, after the model's own RoPE, are p1, p2 and information. There is no Givens mixing.
+`add_lambda` gives each attention module its count calibration lambda.
 """
 
 from pathlib import Path
@@ -29,14 +29,14 @@ TAU = 2.0
 def add_lambda(
     model: PreTrainedModel, init: float | None = None, saved: str | Path | None = None
 ) -> PreTrainedModel:
-    """Give every attention module of a model its `lam` (1,), a trained FP32 parameter.
+    """Give every attention module of a model a `lam` (1,), a trained FP32 parameter; return model.
 
-    Call it before training, as an optimiser takes the parameters that it finds. `save_pretrained`
-    writes them, and that the model runs Relation; `from_pretrained` passes over them: their values
-    come from the folder `saved`, by default the one that the model was loaded from, and without one
-    start at `init`, 0.5. A module that has a lambda keeps it, unless `saved` names a folder.
-    Returns the model. Raises InputError for a model without such modules or with another attention,
-    and, unless `init` is given, for a folder that lacks a value that was saved.
+    Call it before you make the optimiser. `save_pretrained` writes the lambdas, and config.json
+    then names Relation. `from_pretrained` does not load them: `add_lambda` reads them from the
+    folder `saved`, by default the folder the model was loaded from. If it holds none, they start at
+    `init` (None: 0.5). A module keeps the lambda that it has, unless `saved` is given. Raises
+    InputError for a model without such modules or with another attention. Raises it also if a
+    lambda that must be loaded is missing: with `saved`, or, without `init`, for a saved model.
     """
     whole, model = model, getattr(model, "get_base_model", lambda: model)()  # below PEFT's wrapper
     modules = {n: m for n, m in model.named_modules() if hasattr(m, "layer_idx")}
@@ -46,9 +46,9 @@ def add_lambda(
             f"{type(model).__name__} has no causal attention modules with a layer_idx; "
             "attn_implementation='relation' is for Llama-type models"
         )
-    # A model made from a configuration was loaded from nowhere: its path is "".
+    # A model made from a configuration was not loaded from a folder: its path is "".
     folder = model.config._name_or_path if saved is None else saved
-    prefix = f"{model.base_model_prefix}."  # which names in its base model lack
+    prefix = f"{model.base_model_prefix}."  # names in the base model do not have it
     stored, values = _saved_lambdas(Path(folder), prefix) if folder else {}, {}
     for name, module in modules.items():
         config = getattr(module, "config", model.config)
@@ -64,22 +64,22 @@ def add_lambda(
         if must_load and key not in stored:
             raise InputError(
                 f"there is no {name}.lam in {folder or 'any folder'}; give saved=, the folder of "
-                "safetensors that has it, or init= to begin anew"
+                "safetensors that has it, or init= to start from that value"
             )
         values[module] = stored.get(key, 0.5 if init is None else init)
     for module in modules.values():
-        # In config.json: a saved model runs Relation unasked, or is refused without relation.hf.
+        # config.json stores this: a loaded model runs Relation, or fails without relation.hf.
         config = getattr(module, "config", model.config)
         config.attn_implementation, config.has_lambda = NAME, True
     for module, value in values.items():
-        # None where the weights are offloaded: lambda stays on the CPU.
+        # None if the weights are offloaded: lambda then stays on the CPU.
         device = next((p.device for p in module.parameters() if not p.is_meta), None)
         module.lam = nn.Parameter(torch.tensor([value], dtype=torch.float32, device=device))
     return whole
 
 
 def _saved_lambdas(folder: Path, prefix: str) -> dict[str, float]:
-    """The values of `lam` in a folder that `save_pretrained` wrote, by name without the prefix."""
+    """Read the `lam` values from a folder of `save_pretrained`, by name without the prefix."""
     values = {}
     for path in folder.glob("*.safetensors"):
         with safe_open(path, framework="pt") as file:
@@ -89,19 +89,19 @@ def _saved_lambdas(folder: Path, prefix: str) -> dict[str, float]:
 
 
 def relation_mask(**options: Any) -> Tensor | None:
-    """What the layers of a forward share, as transformers asks for it: which tokens see each other.
+    """Return the mask that all layers of a forward share; transformers calls it.
 
-    None: all tokens before. For rows from their first token int32, (B, 1, 1, T): 1 where a document
-    starts, in memory linear in T; padding becomes documents of a token each. A tensor, because
-    `generate` takes nothing else. After a cache, in a window shorter than the row and for text that
-    padding interrupts transformers' mask, bool, (B, 1, n, T), in which padding sees nothing. Waits
-    once for the GPU, and not in torch.compile, which refuses interrupted text as it runs.
+    None: causal. int32, (B, 1, 1, T): 1 at the first token of each document, for blocks that start
+    a row; its memory is linear in T, and each padding token is a document. It is a tensor because
+    `generate` takes nothing else. bool, (B, 1, n, T): transformers' own mask, after cached tokens,
+    for a window shorter than the row, or if padding interrupts a text; padding then sees nothing.
+    Waits for the GPU once. Compiled, it does not wait, and interrupted text is a RuntimeError.
     """
     sees, text, window = (options.get(n) for n in ("mask_function", "attention_mask", "local_size"))
     offset, n, device = (options[name] for name in ("q_offset", "q_length", "device"))
     traced = is_compiling()
 
-    # Where documents cannot say what is seen, transformers' own mask does.
+    # If documents cannot describe what tokens see, return transformers' own mask.
     is_first = n > 1 and not (traced and isinstance(offset, Tensor)) and offset == 0
     if not is_first or options.get("use_vmap") or not (window is None or window > n):
         return sdpa_mask(**options)
@@ -109,16 +109,16 @@ def relation_mask(**options: Any) -> Tensor | None:
     if is_causal and text is None:
         return None
 
-    # Which tokens start a document, (B, T), and whether any row is no sequence of documents.
+    # starts: which tokens start a document, (B, T). wrong: whether documents cannot describe a row.
     row = torch.arange(options["batch_size"], device=device)[:, None]
     place = torch.arange(n, device=device)
-    # One that does not see its neighbour starts a document.
+    # A token that does not see its left neighbour starts a document.
     starts = ~sees(row, 0, place, (place - 1).clamp(min=0)).expand(len(row), n)
     wrong = starts.new_zeros(()) if is_causal else sees(row, 0, place[:-1], place[1:]).any()
     if text is not None:
-        text = text[:, :n]  # a static cache goes on past the prompt
+        text = text[:, :n]  # with a static cache the mask is longer than the prompt
         before = F.pad(text[:, :-1], (1, 0))
-        starts = starts | ~text | ~before  # padding: a document a token
+        starts = starts | ~text | ~before  # each padding token is a document
         wrong = wrong | ((text & ~before).sum(1) > 1).any()
     if traced:
         torch._assert_async(~wrong, "padding interrupts a row's text, or tokens see later ones")
@@ -130,12 +130,12 @@ def relation_mask(**options: Any) -> Tensor | None:
 
 
 _OPERATOR = Automatic("full")
-_DOCUMENTS = WeakTensorKeyDictionary()  # the documents of masks that are in use
-_CAUSAL = WeakTensorKeyDictionary()  # the version of masks that were found to be causal
+_DOCUMENTS = WeakTensorKeyDictionary()  # from a mask in use to its documents
+_CAUSAL = WeakTensorKeyDictionary()  # from a mask found causal to its version at that time
 
 
 def _documents(mask: Tensor) -> Documents:
-    """The documents that a mask of `relation_mask` describes, made once for all layers."""
+    """The documents that an int32 mask of `relation_mask` describes, made once for all layers."""
     if is_compiling():
         return Documents.bounded(mask[:, 0, 0] == 1, mask.numel())
     if mask not in _DOCUMENTS:
@@ -144,7 +144,7 @@ def _documents(mask: Tensor) -> Documents:
 
 
 def refuse_if(wrong: Tensor, problem: str) -> None:
-    """Raise InputError where `wrong`, () bool, is true; torch.compile's RuntimeError as it runs."""
+    """Raise InputError if `wrong`, () bool, is true; compiled code raises RuntimeError instead."""
     if is_compiling():
         torch._assert_async(~wrong, problem)
     elif wrong:
@@ -152,10 +152,10 @@ def refuse_if(wrong: Tensor, problem: str) -> None:
 
 
 def _check_mask(mask: Tensor, n: int, T: int) -> None:
-    """Raise InputError unless a mask is bool, (B, 1, n, T): each token sees itself, and none later.
+    """Raise InputError unless a mask is bool, (B, 1, n, T), and causal: tokens see no later ones.
 
-    A token that none sees is padding, and may miss itself. Of one token, n = 1, nothing is known.
-    Waits for a GPU once a mask; torch.compile refuses one as it runs.
+    Each token must see itself, except padding, which no token sees. A mask of one token, n = 1, is
+    not checked. Waits for a GPU once per mask; in compiled code the error is a RuntimeError.
     """
     if mask.dtype != torch.bool or mask.ndim != 4 or mask.shape[2:] != (n, T):
         raise InputError(
@@ -167,7 +167,7 @@ def _check_mask(mask: Tensor, n: int, T: int) -> None:
         return
     row, column = (torch.arange(size, device=mask.device) for size in (n, T))
     ahead = torch.where(mask, column, -1).amax(-1) - row  # of a row's last column, (B, 1, n)
-    # Tokens' own columns are a diagonal; a static cache goes on past it.
+    # The tokens' own columns form a diagonal. A static cache has further columns after it.
     diagonal = ahead.amax().clamp(0, T - n)
     is_text = mask.any(-2)[..., diagonal + row]
     wrong = ((ahead > diagonal) | ((ahead < diagonal) & is_text)).any()
@@ -186,13 +186,13 @@ def relation_attention(
     dropout: float = 0.0,
     **options,
 ) -> tuple[Tensor, None]:
-    """What transformers calls: Full Relation of (B, H, n, D), and (B, n, H, D) back.
+    """Compute Full Relation when transformers calls attention: (B, n, H, D), and None for weights.
 
-    key, value: (B, H or a divisor of it, T, D), those of the cache first. attention_mask: what
-    `relation_mask` gives, or bool, (B, 1, n, T), as `_check_mask` has it. Rows from their first
-    token run the backend that is fastest, tokens that follow a cache or have a boolean mask plain
-    PyTorch, O(n T). Raises InputError for a module without `lam`, dropout, soft capping, attention
-    that is not causal and another mask.
+    query: (B, H, n, D). key, value: (B, H or a divisor of it, T, D), the cached tokens first.
+    attention_mask: the result of `relation_mask`, or a bool mask as `_check_mask` describes it.
+    Blocks that start a row run the fastest backend. Single tokens and blocks with a bool mask run
+    plain PyTorch, O(n T). Raises InputError for a module without `lam`, dropout, soft capping,
+    attention that is not causal, or another mask.
     """
     lam = getattr(module, "lam", None)
     if lam is None:
@@ -206,7 +206,7 @@ def relation_attention(
     ):
         if used:
             raise InputError(f"attn_implementation='relation' has no {name}; switch it off")
-    # Under autocast RoPE in FP32 leaves Q and K wider than V.
+    # Under autocast Q and K come from RoPE in FP32, and V in 16 bits.
     query, key, value = (x.to(projection_dtype(x)) for x in (query, key, value))
     width, wide = query.shape[-1], torch.promote_types(lam.dtype, torch.float32)
     lam = lam.to(query.device, wide)
@@ -218,12 +218,12 @@ def relation_attention(
     elif attention_mask is not None:
         _check_mask(attention_mask, n, key.shape[2])
     if attention_mask is None and n > 1:
-        # The keys of a static cache go on past the prompt that it has just read.
+        # A static cache has more keys than the prompt has tokens.
         key, value = key[:, :, :n], value[:, :, :n]
         y = _OPERATOR(query, key, value, lam, TAU, documents=documents)
     else:
         if attention_mask is not None:
-            # A token that sees nothing is padding: it sees all, and gets something finite.
+            # A token that sees nothing is padding. Let it see all tokens, so its result is finite.
             attention_mask = attention_mask | ~attention_mask.any(-1, keepdim=True)
         y = full_relation_step(query, key, value, lam, TAU, visible=attention_mask)
     return y.transpose(1, 2), None

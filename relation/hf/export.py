@@ -1,4 +1,4 @@
-"""A trained run as a folder that transformers loads."""
+"""Export a trained run as a folder that transformers loads."""
 
 import tempfile
 from pathlib import Path
@@ -16,13 +16,13 @@ from relation.train.checkpoint import load_model
 
 
 def export(run: Run, checkpoint: Path, tokenizer: Path, folder: Path) -> None:
-    """Write config, weights, tokenizer and a model card of a run's checkpoint to a new folder.
+    """Write the config, weights, tokenizer and model card of a run's checkpoint to a new folder.
 
-    Raises InputError where `folder` is there already, and for a run that diverged; it appears
-    complete or not at all.
+    Raises InputError if `folder` exists or the run diverged. After any error there is no folder,
+    never an incomplete one.
     """
     if folder.exists():
-        raise InputError(f"{folder} is there already; name a folder that is not")
+        raise InputError(f"{folder} is there already; name a new folder")
     folder.parent.mkdir(parents=True, exist_ok=True)
     words = PreTrainedTokenizerFast(
         tokenizer_object=load_tokenizer(tokenizer),
@@ -43,6 +43,6 @@ def export(run: Run, checkpoint: Path, tokenizer: Path, folder: Path) -> None:
         words.save_pretrained(unfinished)
         card = Path(__file__).with_name("card.md").read_text(encoding="utf-8")
         (unfinished / "README.md").write_text(card.format(run=run, **row), encoding="utf-8")
-        for path in unfinished.glob("*.safetensors"):  # which lets nobody but its owner read them
+        for path in unfinished.glob("*.safetensors"):  # safetensors lets only the owner read them
             path.chmod((unfinished / "README.md").stat().st_mode)
         unfinished.rename(folder)

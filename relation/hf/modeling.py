@@ -1,4 +1,4 @@
-"""The paper's decoder as models of transformers: configuration, models and their cache."""
+"""The paper's decoder in transformers: its configuration, models and cache."""
 
 from dataclasses import MISSING, fields, replace
 from inspect import Parameter, Signature
@@ -27,10 +27,10 @@ from relation.nn import Decoder, DecodeState
 from relation.nn.model import check_tokens, places_of
 from relation.variants import FULL, ModelConfig
 
-# A model of 10M parameters: transformers makes a configuration without arguments to compare with.
+# Defaults of a 10M model: transformers also makes a configuration without arguments, to compare.
 _FIELDS = {f.name: None if f.default is MISSING else f.default for f in fields(ModelConfig)}
 _FIELDS |= {"vocab_size": 4096, "d_model": 384, "heads": 8, "d_ff": 768, "layout": FULL * 6}
-# Trainer, generation and tokenizers pass these to any model; the states depend on none of them.
+# Trainer, generation and tokenizers pass these to every model. They do not change the states.
 _PASSED = {"cache_position", "token_type_ids", "num_items_in_batch", "shift_labels", "ignore_index"}
 _OUTPUTS = {
     "output_attentions": "call decoder.flows(tokens)",
@@ -39,12 +39,12 @@ _OUTPUTS = {
 
 
 class RelationConfig(PretrainedConfig):
-    """`ModelConfig`'s fields as arguments, and those that every configuration of transformers has.
+    """A transformers configuration with the fields of `ModelConfig`.
 
-    `layout` has a letter a layer, A for MHA, F for Full and L for Linear Relation, so that "LLLF" *
-    3 is a Hybrid; `num_hidden_layers` alone gives as many Full layers. transformers' names for the
-    sizes (`hidden_size`, `num_attention_heads`, ...) read the same. Raises InputError where no such
-    model exists, and for an unknown field, except in a file, as other versions write other ones.
+    layout: one letter per layer, A for MHA, F for Full and L for Linear Relation, C for MHA with
+    Relation's count and Self; "LLLF" * 3 is a Hybrid. `num_hidden_layers` without a layout gives
+    Full layers. transformers' names of the sizes (`hidden_size`, ...) work too. Raises InputError
+    for an impossible model and for unknown fields; a file may have fields of other versions.
     """
 
     model_type = "relation"
@@ -63,39 +63,39 @@ class RelationConfig(PretrainedConfig):
         for name, default in _FIELDS.items():
             value = options.pop(theirs.get(name, ""), default)  # by transformers' name for it
             setattr(self, name, options.pop(name, value))
-        if "transformers_version" not in options:  # which files have
+        if "transformers_version" not in options:  # only files have it
             names = {*dir(self), *vars(PretrainedConfig()), *vars(GenerationConfig())}
             for name in sorted(options.keys() - names - {"attn_implementation"}):
                 fields = (*_FIELDS, *self.attribute_map, "num_hidden_layers", "num_key_value_heads")
                 check_among(name, fields, f"RelationConfig has no {name}")
         super().__init__(**options)
-        self.model()  # refuses what is no model
+        self.model()  # raises InputError for an impossible model
 
     @classmethod
     def of(cls, config: ModelConfig, **options) -> "RelationConfig":
-        """The configuration of a model of this project's; options: transformers' own fields."""
+        """Make the configuration from a `ModelConfig`. options: transformers' own fields."""
         return cls(**{name: getattr(config, name) for name in _FIELDS}, **options)
 
     def model(self) -> ModelConfig:
-        """The model's shape as the decoder takes it."""
+        """The `ModelConfig` of the decoder."""
         return ModelConfig(**{name: getattr(self, name) for name in _FIELDS})
 
     @property
     def num_hidden_layers(self) -> int:
-        """Layers of the layout. Raises InputError where another number is set."""
+        """The number of layers in the layout. Setting another number raises InputError."""
         return len(self.layout)
 
     @num_hidden_layers.setter
     def num_hidden_layers(self, layers: int) -> None:
         if layers != len(self.layout):
             raise InputError(
-                f"num_hidden_layers is {layers} and layout {self.layout!r}; give a layout with a "
-                f'letter a layer, such as "F" * {layers}'
+                f"num_hidden_layers is {layers} and layout {self.layout!r}; give a layout with one "
+                f'letter per layer, such as "F" * {layers}'
             )
 
     @property
     def num_key_value_heads(self) -> int:
-        """Heads of the second coordinate and of information."""
+        """The number of heads of p2 and information."""
         return self.heads if self.kv_heads is None else self.kv_heads
 
     @num_key_value_heads.setter
@@ -103,7 +103,7 @@ class RelationConfig(PretrainedConfig):
         self.kv_heads = heads
 
 
-# The arguments by name, as help and editors show them.
+# Lists the arguments by name for `help` and editors.
 RelationConfig.__init__.__signature__ = Signature([
     Parameter("self", Parameter.POSITIONAL_ONLY),
     *(Parameter(name, Parameter.KEYWORD_ONLY, default=value) for name, value in _FIELDS.items()),
@@ -112,9 +112,9 @@ RelationConfig.__init__.__signature__ = Signature([
 
 
 class RelationCache:
-    """What `generate` and the models take as `cache`: the decode state, one cache a layer."""
+    """The `cache` argument of the models and `generate`: a decode state, one cache per layer."""
 
-    # What `generate` reads of a cache besides its length.
+    # `generate` reads these attributes.
     is_compileable, is_croppable, is_linear = False, False, (False,)
 
     def __init__(self, config: RelationConfig, capacity: int = 256):
@@ -122,22 +122,22 @@ class RelationCache:
         self.columns = 0
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Columns of the batch that were read, padding among them."""
+        """The number of columns of the batch that were read, padding included."""
         return self.columns
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Keep the rows (n,) int64 in that order, as beam search does after each token."""
+        """Keep the given rows, (n,) int64, in this order, as beam search needs after each token."""
         self.state.reorder(beam_idx)
 
 
 class RelationPreTrainedModel(PreTrainedModel):
-    """What both models share: the configuration, and how missing weights are drawn."""
+    """Base of both models: the configuration, and the initialisation of missing weights."""
 
     config_class = RelationConfig
     base_model_prefix = "model"
     _no_split_modules = ["Block"]  # noqa: RUF012
     supports_gradient_checkpointing = True
-    # A Linear layer's state cannot go back by a token, as assisted generation would have it.
+    # Assisted generation must undo tokens, which a Linear layer's state cannot do.
     _is_stateful = True
 
     @classmethod
@@ -145,27 +145,27 @@ class RelationPreTrainedModel(PreTrainedModel):
         return False
 
     def get_input_embeddings(self) -> nn.Embedding:
-        """The embedding, whose weight is the output matrix too."""
+        """The embedding. Its weight is also the output matrix."""
         return self.base_model.decoder.embedding
 
     def set_input_embeddings(self, value: nn.Embedding) -> None:
-        """Put another embedding in its place, whose rows are then the vocabulary."""
+        """Replace the embedding; the vocabulary size becomes its number of rows."""
         decoder = self.base_model.decoder
         decoder.embedding = value
         self.config.vocab_size = len(value.weight)
         decoder.config = replace(decoder.config, vocab_size=len(value.weight))
 
     def initialize_weights(self) -> None:
-        """Draw the weights that no file has as `Decoder.initialise` does, by torch's seed."""
+        """Draw the weights that no file has with `Decoder.initialise`, seeded by PyTorch's RNG."""
         decoder = self.base_model.decoder
-        if getattr(decoder, "_is_hf_initialized", False):  # by the base model
+        if getattr(decoder, "_is_hf_initialized", False):  # the base model has drawn them
             return
         decoder.initialise(int(torch.randint(2**62, (), device="cpu")))
         decoder._is_hf_initialized = True
 
 
 class RelationModel(RelationPreTrainedModel):
-    """The decoder without its output matrix: tokens to states, by the fastest backends that run."""
+    """The decoder without its output matrix, from tokens to states, on the fastest backends."""
 
     def __init__(self, config: RelationConfig):
         super().__init__(config)
@@ -184,18 +184,18 @@ class RelationModel(RelationPreTrainedModel):
         cache: RelationCache | None = None,
         **options: Any,
     ) -> BaseModelOutputWithPast:
-        """The last norm's output, (B, T, d), of input_ids (B, T) int64.
+        """Return the last norm's output, (B, T, d), for input_ids (B, T) int64.
 
         attention_mask: (B, T), 0 for padding at either side; with a cache also (B, read + T).
-        cache: the tokens read so far, which takes these in; with `use_cache` an empty one is made.
-        With a cache nothing is differentiable. past_key_values: the cache, as transformers before
-        5.24 names it. position_ids: (B, T) or (1, T); a document starts where they do not increase
-        by 1. Raises InputError for padding or documents that cannot be, a request for attentions or
-        hidden states, and unknown options.
+        cache: the state of the tokens read so far; it stores these tokens too. `use_cache` makes an
+        empty one. With a cache no gradients are computed. past_key_values: the name of `cache` in
+        transformers before 5.24. position_ids: (B, T) or (1, T); a document starts at each token
+        whose position is not the previous plus 1. Raises InputError for impossible padding or
+        documents, a request for attentions or hidden states, and unknown options.
         """
         self._check(options)
         if cache is not None and past_key_values is not None:
-            raise InputError("cache and past_key_values name one thing; give one of them")
+            raise InputError("cache and past_key_values are the same argument; give one of them")
         cache = past_key_values if cache is None else cache
         if cache is None and use_cache:
             cache = RelationCache(self.config)
@@ -220,11 +220,11 @@ class RelationModel(RelationPreTrainedModel):
                 refuse_if(starts.any(), f"{problem}; give each a row, or leave out the cache")
             states = self._continue(input_ids, attention_mask, cache.state)
             cache.columns += input_ids.shape[1]
-        # By place: the cache's field has another name since transformers 5.24.
+        # Positional, because transformers 5.24 renamed the cache's field.
         return BaseModelOutputWithPast(states, cache)
 
     def _states(self, tokens: Tensor, documents: Documents | None) -> Tensor:
-        """`Decoder.states`, whose blocks are computed again in the backward if asked to be."""
+        """`Decoder.states`, with gradient checkpointing of the blocks if it is switched on."""
         decoder = self.decoder
         if not (self.gradient_checkpointing and self.training):
             return decoder.states(tokens, documents)
@@ -234,7 +234,7 @@ class RelationModel(RelationPreTrainedModel):
         return decoder.norm(x)
 
     def _check(self, options: dict[str, Any]) -> None:
-        """Raise InputError for outputs that there are not, and for unknown options."""
+        """Raise InputError for outputs that the model does not have, and for unknown options."""
         for name, instead in _OUTPUTS.items():
             value = options.pop(name, None)
             if getattr(self.config, name) if value is None else value:
@@ -248,37 +248,37 @@ class RelationModel(RelationPreTrainedModel):
             )
 
     def _continue(self, tokens: Tensor, mask: Tensor | None, state: DecodeState) -> Tensor:
-        """States (B, n, d) of tokens that follow those that `state` has read."""
+        """States (B, n, d) of tokens (B, n) after the tokens in `state`, which stores them too."""
         if mask is not None:
             if state.length == 0:
                 return self._begin(tokens, mask, state)
             refuse_if((mask[:, -tokens.shape[1] :] == 0).any(), "pad a cache's first block alone")
-        with torch.no_grad():  # begins after what may raise: a graph that raises leaves it on
+        with torch.no_grad():  # after refuse_if: a compiled graph that raises would leave it on
             return self.decoder.states(tokens, state=state)
 
-    @torch.compiler.disable(reason="where a prompt is padded decides what is computed")
+    @torch.compiler.disable(reason="the padding of a prompt decides what is computed")
     @torch.no_grad()
     def _begin(self, tokens: Tensor, mask: Tensor, state: DecodeState) -> Tensor:
-        """`_continue` of a cache's first block, which may be padded."""
+        """`_continue` for a cache's first block, which may be padded."""
         n = tokens.shape[1]
         if mask.all():
             return self.decoder.states(tokens, state=state)
-        Documents.padded(mask)  # raises where text is missing or interrupted
-        # A decode state wants every row to begin at once: rows move left, and their states back.
+        Documents.padded(mask)  # raises if text is missing or interrupted
+        # A decode state takes padding at the right: move each row left, and its states back.
         first_text = (mask != 0).long().argmax(dim=1, keepdim=True)  # column, (B, 1)
         place = torch.arange(n, device=tokens.device)
-        check_tokens(tokens, self.config.vocab_size)  # first: after an error `begin` would stay
+        check_tokens(tokens, self.config.vocab_size)  # before `begin`, which nothing would undo
         state.begin(tokens, (mask != 0).sum(dim=1).tolist())
         states = self.decoder.states(tokens.gather(1, (place + first_text) % n), state=state)
-        # Padding's own states are those of a document by itself, which nobody reads.
+        # The states of padding tokens have no meaning, and nothing reads them.
         columns = ((place - first_text) % n)[..., None].expand(-1, -1, states.shape[2])
         return states.gather(1, columns)
 
 
 def _starts(places: Tensor | None, mask: Tensor | None, tokens: Tensor, read: int) -> Tensor | None:
-    """Which tokens (B, n) start a document after other text of their row; None without positions.
+    """Which tokens start a document after other text of their row, (B, n); None without positions.
 
-    places: position_ids. read: columns of the cache; after them place 0 starts a document too.
+    places: position_ids. read: columns in the cache; after them position 0 starts a document too.
     """
     if places is None:
         return None
@@ -291,9 +291,9 @@ def _starts(places: Tensor | None, mask: Tensor | None, tokens: Tensor, read: in
 
 
 def _documents(mask: Tensor | None, starts: Tensor | None) -> Documents | None:
-    """What a padding mask (B, T) and `_starts` let tokens see; None where rows are documents.
+    """The documents of a padding mask (B, T) and `_starts`; None if each row is one document.
 
-    torch.compile, which knows no values, gets documents of any number.
+    torch.compile does not know the number of documents, so `Documents.bounded` takes the largest.
     """
     begins, fits = starts, None
     if mask is not None:
@@ -305,7 +305,7 @@ def _documents(mask: Tensor | None, starts: Tensor | None) -> Documents | None:
         return None
     if is_compiling():
         if fits is not None:
-            torch._assert_async(fits, "a row of the padding mask has no text, or pieces of it")
+            torch._assert_async(fits, "a row of the padding mask has no text, or its text has gaps")
         return Documents.bounded(begins, begins.numel())
     if fits is not None and not fits:
         Documents.padded(mask)  # raises
@@ -313,7 +313,7 @@ def _documents(mask: Tensor | None, starts: Tensor | None) -> Documents | None:
 
 
 class RelationForCausalLM(RelationPreTrainedModel, GenerationMixin):
-    """The language model: logits by the embedding's own weight, which is the output matrix."""
+    """The language model, from tokens to logits. The embedding's weight is the output matrix."""
 
     def __init__(self, config: RelationConfig):
         super().__init__(config)
@@ -322,7 +322,7 @@ class RelationForCausalLM(RelationPreTrainedModel, GenerationMixin):
 
     @classmethod
     def of(cls, decoder: Decoder, **options) -> "RelationForCausalLM":
-        """A decoder of this project as a model of transformers, with copies of its weights.
+        """Make a transformers model with copies of the weights of a `relation.nn.Decoder`.
 
         options: fields of the configuration, such as `eos_token_id`.
         """
@@ -343,11 +343,11 @@ class RelationForCausalLM(RelationPreTrainedModel, GenerationMixin):
         cache: RelationCache | None = None,
         **options: Any,
     ) -> CausalLMOutputWithPast:
-        """Logits (B, T, V) of input_ids (B, T); the other arguments as `RelationModel` takes them.
+        """Return logits (B, T, V) of input_ids (B, T). Other arguments are as in `RelationModel`.
 
-        labels: (B, T) int64, the tokens themselves, -100 where they do not count: `loss` is then
-        the mean negative log-likelihood of each from those before it, nat/token. logits_to_keep:
-        only the last so many tokens' logits; 0 keeps all.
+        labels: (B, T) int64, the tokens themselves, or -100 to ignore a token. `loss` is then the
+        mean negative log-likelihood of each token given the tokens before it, in nat/token.
+        logits_to_keep: return the logits of only this many last tokens; 0 returns all.
         """
         read = (input_ids, attention_mask, past_key_values, use_cache, position_ids, cache)
         states, *cache = self.model(*read, return_dict=True, **options).to_tuple()
@@ -358,7 +358,7 @@ class RelationForCausalLM(RelationPreTrainedModel, GenerationMixin):
         return CausalLMOutputWithPast(loss, logits, *cache)
 
     def _expand_inputs_for_generation(self, *, input_ids: Tensor, position_ids=None, **options):
-        """A row for each beam or text of a prompt; position_ids (1, T) hold for all of them."""
+        """Repeat each prompt for its beams or samples. position_ids (1, T) apply to all rows."""
         if position_ids is not None and len(position_ids) == 1:
             position_ids = position_ids.expand(len(input_ids), -1)
         options |= {"input_ids": input_ids, "position_ids": position_ids}

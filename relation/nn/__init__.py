@@ -1,4 +1,4 @@
-"""The paper's decoder, fixed by a `ModelConfig`; `relation.nn.layers` has its mixers as layers."""
+"""The paper's decoder, defined by a `ModelConfig`; `relation.nn.layers` has single mixers."""
 
 from relation.nn.cache import DecodeState
 from relation.nn.model import Decoder

@@ -1,4 +1,4 @@
-"""What decoding keeps of the tokens read so far: Table 1's decode history state, layer by layer.
+"""The decode state, one cache per layer: the decode history state of the paper's Table 1.
 
 A layer's cache is a `HistoryCache` (MHA and Full Relation) or a `LinearState` (Linear Relation).
 """
@@ -13,9 +13,10 @@ from relation.variants import LINEAR
 
 
 class Cache:
-    """How many tokens each row of a layer's cache has read; `tensors` are what it keeps of them.
+    """Base of a layer's cache: the number of tokens read, and the `tensors` kept from them.
 
-    length: tokens read by the longest row. lengths: by each row, (B,) int64, or None: all alike.
+    length: tokens read by the longest row. lengths: tokens read by each row, (B,) int64, or None if
+    all rows have read `length` tokens.
     """
 
     def __init__(self):
@@ -25,59 +26,59 @@ class Cache:
 
     @property
     def states(self) -> tuple[Tensor, ...]:
-        """What the tokens read so far left; empty before the first."""
+        """The tensors that describe the tokens read so far; empty before the first block."""
         return self.tensors
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the states; not of memory taken ahead."""
+        """Bytes of `states`, without memory allocated for later tokens."""
         return sum(state.nbytes for state in self.states)
 
     def begin(self, lengths: Tensor | None) -> None:
-        """Expect a prompt of which row b has lengths[b] tokens, (B,) int64; None: all alike."""
+        """Announce a prompt whose row b has lengths[b] tokens, (B,) int64; None: equal lengths."""
         if self.length:
             raise InputError(
-                f"prompts with lengths begin with an empty cache, and this one has read "
+                f"prompts with lengths need an empty cache, and this cache has read "
                 f"{self.length} tokens; start a new decode state"
             )
         self.lengths = lengths
 
     def padding(self, tokens: int) -> Tensor | None:
-        """Where the next block of so many tokens is padding, (B, n) bool; None: nowhere."""
+        """Which of the next block's n `tokens` are padding, (B, n) bool; None: none of them."""
         if self.lengths is None or self.length:
             return None
         return torch.arange(tokens, device=self.lengths.device) >= self.lengths[:, None]
 
     def places(self, tokens: int, device: torch.device) -> Tensor:
-        """Where the next block's tokens stand, (n,), or (B, n) where rows have read unequally."""
+        """Positions of the next block's n tokens, (n,), or (B, n) if rows have unequal lengths."""
         block = torch.arange(tokens, device=device)
         unequal = self.lengths is not None and self.length > 0
         return block + (self.lengths[:, None] if unequal else self.length)
 
     def _count(self, tokens: int) -> None:
-        """Count a block of so many tokens a row; `begin` counted those of an unequal prompt."""
+        """Count a block of `tokens` per row. `begin` has already counted an unequal prompt."""
         if self.lengths is not None and self.length:
             self.lengths = self.lengths + tokens
         self.length += tokens
 
     def set_lengths(self, lengths: Sequence[int]) -> None:
-        """Take over how many tokens each row has read, where a GPU counted them."""
+        """Set the number of tokens that each row has read, after a GPU counted them."""
         self.length = max(lengths)
         unequal = len(set(lengths)) > 1
         self.lengths = torch.tensor(lengths, device=self.tensors[0].device) if unequal else None
 
     def reorder(self, rows: Tensor) -> None:
-        """Keep the rows (n,) int64 in that order, as beam search does after each token."""
+        """Keep the given rows, (n,) int64, in this order, as beam search needs after each token."""
         self.tensors = tuple(tensor.index_select(0, rows) for tensor in self.tensors)
         if self.lengths is not None:
             self.lengths = self.lengths.index_select(0, rows)
 
 
 class HistoryCache(Cache):
-    """The history of a layer with a flow, O(T d): K and V, or p2 and the mixed information.
+    """The history of an MHA or Full layer, O(T d): K and V, or p2 and the mixed information.
 
-    `tensors` are two buffers, (B, H, capacity, D), from the first block on; they at least double
-    when they are full.
+    From the first block on, `tensors` are two buffers, (B, H, capacity, D). A full buffer at least
+    doubles its capacity.
     """
 
     def __init__(self, capacity: int = 256):
@@ -88,11 +89,11 @@ class HistoryCache(Cache):
 
     @property
     def states(self) -> tuple[Tensor, ...]:
-        """Views of the two states, (B, H, T, D), T the longest row's tokens."""
+        """Views of the two states, (B, H, T, D), where T is the length of the longest row."""
         return tuple(buffer[:, :, : self.length] for buffer in self.tensors)
 
     def visible(self, tokens: int) -> Tensor | None:
-        """What the last block's tokens see, bool (B, 1, n, T); None: all up to themselves."""
+        """Which tokens the last block's n tokens see, bool (B, 1, n, T); None: the causal mask."""
         if self.lengths is None:
             return None
         device = self.lengths.device
@@ -100,10 +101,10 @@ class HistoryCache(Cache):
         return torch.arange(self.length, device=device) <= places[:, None, :, None]  # (B, 1, n, T)
 
     def append(self, first: Tensor, second: Tensor) -> tuple[Tensor, ...]:
-        """Add a block's two states, (B, H, n, D) alike, and return `states` with them.
+        """Add a block's two states, each (B, H, n, D), and return `states` including them.
 
-        Each row's block follows its own last token. Raises InputError for a block of another
-        shape, dtype or device than the history's.
+        Each row's block follows the row's last token. Raises InputError if the block's shape, dtype
+        or device differ from the history's.
         """
         blocks, n = (first, second), first.shape[2]
         end = self.length + n  # of the longest row
@@ -122,22 +123,22 @@ class HistoryCache(Cache):
         for buffer, block in zip(self.tensors, blocks, strict=True):
             if places.ndim == 1:
                 buffer[:, :, self.length : end] = block
-            else:  # (B, n): as (B, tokens, H, D), of which row b's tokens go to its own places
+            else:  # (B, n): write row b of (B, tokens, H, D) to the positions of row b
                 rows = torch.arange(len(places), device=first.device)[:, None]
                 buffer.transpose(1, 2)[rows, places] = block.transpose(1, 2)
         self._count(n)
         return self.states
 
     def reserve(self, tokens: int, blocks: tuple[Tensor, ...] = ()) -> None:
-        """Take memory for `tokens` tokens at least, shaped as the history or else as `blocks`.
+        """Allocate memory for at least `tokens` tokens, in the shape of the history or of `blocks`.
 
-        Raises RunError where a GPU has too little.
+        Raises RunError if a GPU has too little memory.
         """
         if self.tensors and tokens <= self.capacity:
             return
         states = self.states or tuple(block[:, :, :0] for block in blocks)
         capacity = max(tokens, 2 * self.capacity if self.tensors else self.capacity)
-        # Zeros: a shorter row's places past its end are read, and weigh nothing.
+        # Zeros, because places after a shorter row's end are read too, with weight 0.
         try:
             buffers = tuple(s.new_zeros(*s.shape[:2], capacity, s.shape[3]) for s in states)
         except torch.OutOfMemoryError:
@@ -154,13 +155,13 @@ class LinearState(Cache):
     """The state of a Linear Relation layer, O(d^2 / H): `tensors` are C, (B, H, D, D)."""
 
     def replace(self, state: Tensor, tokens: int) -> None:
-        """Keep C of `tokens` more tokens in place of the one before."""
+        """Replace C by the state after `tokens` more tokens."""
         self.tensors = (state,)
         self._count(tokens)
 
 
 class DecodeState:
-    """A model's decode state: one cache a layer of its layout, and the tokens read so far."""
+    """A model's decode state: one cache per layer of the layout."""
 
     def __init__(self, layout: str, capacity: int = 256):
         self.layout = layout
@@ -173,33 +174,33 @@ class DecodeState:
 
     @property
     def lengths(self) -> Tensor | None:
-        """Tokens that each row has read, (B,) int64, or None: all alike."""
+        """Tokens that each row has read, (B,) int64, or None if all are equal to `length`."""
         return self.layers[0].lengths
 
     def places(self, tokens: int, device: torch.device) -> Tensor:
-        """`Cache.places` of the next block."""
+        """Positions of the next block (see `Cache.places`)."""
         return self.layers[0].places(tokens, device)
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the layers keep for the next token."""
+        """Bytes of all layers' states."""
         return sum(layer.nbytes for layer in self.layers)
 
     def check(self, layout: str) -> None:
-        """Raise InputError unless a model of that layout can read on into this state."""
+        """Raise InputError unless a model of this layout can continue from the state."""
         if self.layout != layout:
             raise InputError(
-                f"the decode state is of layers {self.layout} and the model of {layout}; start one "
+                f"the decode state has layers {self.layout} and the model {layout}; make a state "
                 "with decode_state()"
             )
         if any(layer.length != self.length for layer in self.layers):
             raise InputError("the last block reached only some layers; start a new decode state")
 
     def begin(self, tokens: Tensor, lengths: Sequence[int]) -> Tensor:
-        """Expect prompts (B, n) of which row b has lengths[b] tokens of its own: (B,) int64.
+        """Announce prompts (B, n) whose row b has lengths[b] tokens; return lengths, (B,) int64.
 
-        Raises InputError for lengths that do not fit, an empty prompt among them, and for a state
-        that has read tokens.
+        Raises InputError for lengths that do not fit (also an empty prompt) and for a state that
+        has read tokens.
         """
         batch, width = tokens.shape
         if len(lengths) != batch or not 1 <= min(lengths) <= max(lengths) <= width:
@@ -213,11 +214,11 @@ class DecodeState:
         return counts
 
     def set_lengths(self, lengths: Sequence[int]) -> None:
-        """`Cache.set_lengths` of every layer."""
+        """Call `Cache.set_lengths` in every layer."""
         for layer in self.layers:
             layer.set_lengths(lengths)
 
     def reorder(self, rows: Tensor) -> None:
-        """`Cache.reorder` of every layer."""
+        """Call `Cache.reorder` in every layer."""
         for layer in self.layers:
             layer.reorder(rows)

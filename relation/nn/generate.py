@@ -1,7 +1,7 @@
-"""Generation: continuing prompts token by token from a model's decode state.
+"""Generation: continue prompts token by token from a model's decode state.
 
-On a GPU a token is one CUDA graph (`relation.nn.replay`). Where `why_plain` has a reason, and on a
-CPU, it is `model.decode` and a `draw` of its logits.
+On a GPU each token is one launch of a CUDA graph (`relation.nn.replay`). On a CPU, and if
+`why_plain` returns a reason, each token is one `model.decode` and one `draw` from its logits.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,7 +21,7 @@ from relation.nn.sampling import CHUNK, Sampling, draw, uniform_numbers
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-# Tokens after those that a state has read come in blocks: scores take memory linear in the text.
+# A prompt that continues a state is read in blocks: the scores of each take BLOCK x T memory.
 BLOCK = 256
 
 
@@ -33,15 +33,14 @@ def generate_tokens(
     stop: int | None = None,
     state: DecodeState | None = None,
 ) -> Iterator[int]:
-    """Yield up to `count` token ids that continue the prompt's ids, as soon as they are drawn.
+    """Yield up to `count` token ids that continue the prompt's ids, each as soon as it is drawn.
 
-    Ends before the token `stop`, which is not yielded. `state` is the decode state to go on from,
-    an empty one by default; it takes the prompt and each token that another one follows, and on a
-    GPU is up to date when the iterator has ended; one that is left before may have taken the last
-    token too. Under autocast tokens are computed in its dtype.
-    For one seed, devices differ only where the rounding of their logits decides. Raises InputError
-    for an empty prompt, an id outside the vocabulary or a count below 1, RunError for logits that
-    are not finite.
+    Stops before the token `stop`, which is not yielded. state: the decode state to continue from,
+    by default an empty one. It stores the prompt and every drawn token except the last, and on a
+    GPU it is up to date only when the iterator has ended. If you leave the iterator earlier, the
+    state may also hold the last token. Under autocast, tokens are computed in its dtype. With one
+    seed, devices differ only if the rounding of logits decides. Raises InputError for an empty
+    prompt, an id outside the vocabulary or a count below 1, and RunError for non-finite logits.
     """
     rows = continuations(model, [prompt], count, sampling, stop, state or model.decode_state())
     return (row[0] for row in rows)
@@ -54,10 +53,10 @@ def generate_batch(
     sampling: Sampling,
     stop: int | None = None,
 ) -> list[list[int]]:
-    """Up to `count` token ids that continue each prompt's ids, in one batch.
+    """Return up to `count` token ids that continue each prompt's ids, computed in one batch.
 
-    Prompts may differ in length. What row b draws depends on the seed and on b, not on the other
-    rows, but for the rounding of the prompts' products. Everything else is as `generate_tokens`.
+    Prompts may differ in length. The tokens of row b depend on the seed and on b, but not on other
+    rows, except through rounding in the prompts' products. Otherwise like `generate_tokens`.
     """
     steps = continuations(model, prompts, count, sampling, stop, model.decode_state())
     rows = zip(*steps, strict=True)
@@ -72,7 +71,7 @@ def continuations(
     stop: int | None,
     state: DecodeState,
 ) -> Iterator[list[int | None]]:
-    """Yield each row's next id, None where it has ended, until all have; as `generate_tokens`."""
+    """Yield the next ids of all rows (None for a row that has ended) until all rows have ended."""
     if count < 1 or not len(prompts):
         error = f"{count} tokens were asked for" if count < 1 else "there is no prompt in the batch"
         raise InputError(f"{error}; give at least 1")
@@ -83,7 +82,7 @@ def continuations(
             raise InputError(f"{label} is empty or holds no token ids; give a list of integers")
     rows = [torch.tensor(prompt) for prompt in prompts]
     padded = nn.utils.rnn.pad_sequence(rows, batch_first=True)
-    check_tokens(padded, model.config.vocab_size)  # on the CPU, where ids are read
+    check_tokens(padded, model.config.vocab_size)  # on the CPU, where it checks the range too
 
     def token_steps() -> Iterator[list[int | None]]:
         device, dtype = model.embedding.weight.device, projection_dtype(model.embedding.weight)
@@ -109,13 +108,13 @@ def continuations(
                 return
             yield [token if alive else None for alive, token in zip(live, ids, strict=True)]
 
-    return token_steps()  # what is refused is refused before the first token is asked for
+    return token_steps()  # a nested generator, so that the checks above run at once
 
 
 def _plain_steps(
     model: Decoder, logits: Tensor, sampling: Sampling, count: int, state: DecodeState
 ) -> Iterator[list[int]]:
-    """Yield the ids (B,) of each of `count` tokens, read one by one by `model.decode`."""
+    """Yield the ids (B,) of `count` tokens in turn; `model.decode` reads each of them."""
     uniforms = uniform_numbers(sampling.seed, len(logits))
     for step in range(count):
         if step % CHUNK == 0:
@@ -127,12 +126,12 @@ def _plain_steps(
 
 
 def stream_text(tokenizer: "Tokenizer", tokens: Iterable[int]) -> Iterator[str]:
-    """Yield the text of byte-level BPE tokens piece by piece, only whole characters.
+    """Yield the text of byte-level BPE tokens in pieces of whole characters.
 
-    A character of several bytes may span tokens: it is held back until it is complete. Bytes that
-    never become a character come out as U+FFFD. The pieces joined are the decoded whole.
+    A character whose bytes span several tokens is held back until it is complete. Bytes that never
+    form a character become U+FFFD. The joined pieces equal the decoded text of all tokens.
     """
-    from tokenizers.decoders import DecodeStream  # not one of the library's packages
+    from tokenizers.decoders import DecodeStream  # here, because the library does not require it
 
     stream, ids, yielded = DecodeStream(skip_special_tokens=False), [], 0  # yielded: characters
     for token in tokens:

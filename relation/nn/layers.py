@@ -1,8 +1,8 @@
-"""Relation as a layer for other people's models: (B, T, d) to (B, T, d), and no norm.
+"""Relation as a layer for your own model: (B, T, d) to (B, T, d), without a norm.
 
-A layer is the mixer of the paper's decoder by itself. Its projections `w1`, `w2`, `wi`, `wo` (and
-`retention_down` of Linear Relation) are `nn.Linear` modules that it calls, so that hooks, LoRA and
-quantisers work; in place of attention they are Q, K, V and O.
+A layer is one mixer of the paper's decoder. Its projections `w1`, `w2`, `wi`, `wo` (and
+`retention_down` in Linear Relation) are `nn.Linear` modules, and the layer calls them, so hooks,
+LoRA and quantisers work. They correspond to Q, K, V and O of attention.
 """
 
 import torch
@@ -20,7 +20,7 @@ from relation.variants import FULL, LINEAR, MIXERS, ModelConfig, check_type
 
 
 class _Layer(nn.Module):
-    """How both layers are called. Comes before a mixer in a class's bases."""
+    """The constructor and `forward` of both layers. In a class's bases it comes before a mixer."""
 
     _layout: str
     _cache: type[HistoryCache | LinearState]
@@ -28,7 +28,7 @@ class _Layer(nn.Module):
 
     def __init__(
         self,
-        d_model: int | None = None,  # as the next, refused in one line
+        d_model: int | None = None,  # if d_model or heads is missing, ModelConfig raises InputError
         heads: int | None = None,
         kv_heads: int | None = None,
         *,
@@ -49,14 +49,14 @@ class _Layer(nn.Module):
         self._reset_own()
 
     def reset_parameters(self) -> None:
-        """Draw every parameter as a new layer does; also after `to_empty` of the meta device."""
+        """Draw every parameter again, as in a new layer. Call it also after `to_empty`."""
         for module in self.children():
             module.reset_parameters()
         self._reset_own()
 
     @torch.no_grad()
     def _reset_own(self) -> None:
-        """Draw the parameters that are no projection's, from PyTorch's own generator."""
+        """Draw the parameters outside the projections, from PyTorch's default generator."""
         for name, parameter in self.named_parameters(recurse=False):
             if name in ("theta", "lam"):
                 parameter.fill_(self._config.lambda_init if name == "lam" else 0.0)
@@ -72,12 +72,12 @@ class _Layer(nn.Module):
         cache: HistoryCache | LinearState | None = None,
         **others,
     ) -> Tensor:
-        """The layer of x, (B, T, d) to (B, T, d), in x's dtype (under autocast in that one).
+        """Return the layer's output for x, (B, T, d), in x's dtype (under autocast in autocast's).
 
-        documents: a token sees its own alone; padding is one too (`Documents.padded`). cache: while
-        decoding, one of `new_cache()`, which takes x in as what follows; nothing is differentiable
-        then. Before a prompt of unequal rows call its `begin`. Raises InputError for what does not
-        fit or the backend does not take.
+        documents: a token sees only its own document; `Documents.padded` handles padding. cache:
+        for decoding, an object from `new_cache()`; it stores the tokens of x, and no gradients are
+        computed. Before prompts of unequal lengths, call its `begin`. Raises InputError for
+        arguments that do not fit, or that the backend does not take.
         """
         self._check(x)
         if others:
@@ -88,7 +88,7 @@ class _Layer(nn.Module):
         if cache is not None and not isinstance(cache, self._cache):
             raise InputError(
                 f"the cache is a {type(cache).__name__} and {type(self).__name__} takes a "
-                f"{self._cache.__name__}; make one for each layer by its new_cache()"
+                f"{self._cache.__name__}; make one for each layer with its new_cache()"
             )
         if cache is not None and cache.lengths is not None and cache.length == 0:
             self._check_lengths(cache.lengths, *x.shape[:2])
@@ -100,40 +100,40 @@ class _Layer(nn.Module):
 
     @staticmethod
     def _check_lengths(lengths: Tensor, batch: int, tokens: int) -> None:
-        """Raise InputError unless lengths are (B,) int64, from 1 to T; a GPU's are not read."""
+        """Raise InputError unless lengths are (B,) int64 from 1 to T (range: on a CPU only)."""
         fit = isinstance(lengths, Tensor) and lengths.shape == (batch,)
         fit = fit and lengths.dtype == torch.int64
         if fit and batch and lengths.device.type == "cpu" and not torch.compiler.is_compiling():
             fit = 1 <= lengths.min() <= lengths.max() <= tokens
         if not fit:
             raise InputError(
-                f"the cache began with other lengths; give {batch} from 1 to {tokens}, int64"
+                f"begin() of the cache got other lengths; give {batch} from 1 to {tokens}, int64"
             )
 
     def _check(self, x: Tensor) -> None:
-        """Raise InputError unless x is (B, T, d) in a dtype that the projections multiply."""
+        """Raise InputError unless x is (B, T, d) in a dtype that the projections take."""
         width = self._config.d_model
         if not isinstance(x, Tensor) or x.ndim != 3 or x.shape[2] != width:
             shape = tuple(x.shape) if isinstance(x, Tensor) else f"none: it is a {type(x).__name__}"
             raise InputError(f"x has shape {shape}; the layer takes (B, T, {width})")
         if not is_bare(self.w1) or x.dtype == self.w1.weight.dtype:
-            return  # an adapter or a quantised weight takes other dtypes
+            return  # adapters and quantised weights may take other dtypes
         dtype = projection_dtype(self.w1.weight)
         if not x.is_floating_point() or projection_dtype(x) != dtype:
             raise InputError(f"x is {x.dtype} and the layer's weights are {dtype}; convert one")
 
 
 class FullRelation(_Layer, FullRelationMixer):
-    """Multi-Head Relation (Section 3.2) in place of a causal attention layer.
+    """Multi-Head Relation (Section 3.2), a replacement for a causal attention layer.
 
-    d_model: d; heads: H, which divides d into even widths; kv_heads: heads of p2 and information,
-    a divisor of H, each for neighbouring heads of p1 (None: H). backend: a name of
-    `relation.ops.BACKENDS`; None takes the fastest that runs what the layer is given.
+    d_model: d. heads: H; d / H must be an even integer. kv_heads: the number of heads of p2 and
+    information, a divisor of H, each shared by neighbouring heads of p1 (None: H). backend: a name
+    in `relation.ops.BACKENDS`; None runs the fastest backend that takes the input.
 
-    Options: tau (2.0), the Self temperature; count_calibration (True): whether lambda is trained,
-    from lambda_init (0.5), or 0; givens (True): whether heads of information are mixed, by angles
-    that start at 0; `layer_index` (0) chooses their pairing, so give neighbouring layers of a model
-    neighbouring numbers; rope_base (1e4); qk_norm and output_gate (False), as `ModelConfig`'s.
+    Options: tau (2.0), the Self temperature. count_calibration (True): train lambda, which starts
+    at lambda_init (0.5); False: lambda is 0. givens (True): mix the heads of information by angles
+    that start at 0. layer_index (0): its parity chooses which heads are paired, so number a model's
+    layers in order. rope_base (1e4). qk_norm and output_gate (False): see `ModelConfig`.
 
     Parameters: w1 (d, d), w2 and wi (kv_heads d_h, d), wo (d, d), which start as `nn.Linear` does,
     theta (kv_heads / 2,) in radians and lam (). Raises InputError for sizes that do not fit.
@@ -143,20 +143,20 @@ class FullRelation(_Layer, FullRelationMixer):
     _options = (*_Layer._options, "count_calibration", "lambda_init")
 
     def new_cache(self, capacity: int = 256) -> HistoryCache:
-        """An empty cache, O(T d); memory for `capacity` tokens is taken at the first."""
+        """An empty cache, O(T d). The first block allocates memory for `capacity` tokens."""
         return HistoryCache(capacity)
 
 
 class LinearRelation(_Layer, LinearRelationMixer):
-    """Linear Relation (Section 5.2) as a layer whose state does not grow with the text.
+    """Linear Relation (Section 5.2), a layer with a decode state that does not grow with the text.
 
-    Arguments and options as `FullRelation`'s, without lambda's. Parameters: w1, w2, wi, wo and
-    theta as there, retention_down (d, d), retention_up (H, d_h, d_h), a_log and dt_bias (d,), which
-    start as the paper's model draws them. Raises InputError for sizes that do not fit.
+    Arguments and options are those of `FullRelation` except count_calibration and lambda_init.
+    Parameters: w1, w2, wi, wo and theta as in `FullRelation`; retention_down (d, d), retention_up
+    (H, d_h, d_h), as `nn.Linear` starts; a_log, dt_bias (d,), as in KDA. Raises the same errors.
     """
 
     _layout, _cache = LINEAR, LinearState
 
     def new_cache(self) -> LinearState:
-        """An empty cache, O(d^2 / H) however many tokens it reads."""
+        """An empty cache, O(d^2 / H) for any number of tokens."""
         return LinearState()

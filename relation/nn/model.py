@@ -1,13 +1,13 @@
 """The paper's decoder in one file, from token ids to logits.
 
     tokens (B, T) -> embedding X (B, T, d) -> blocks: X + Mixer(norm X), X + SwiGLU(norm X)
-    -> norm -> logits (B, T, V) by the embedding's own matrix
+    -> norm -> logits (B, T, V), with the embedding's matrix
 
-Of the model around its mixers the paper prints widths and counts of parameters (Appendix B.1), not
-the blocks; with these pre-norm blocks, tied output and RoPE the counts come out exactly.
+The paper gives the model's widths and parameter counts (Appendix B.1) but does not describe its
+blocks. Pre-norm blocks, a tied output matrix and RoPE give exactly these parameter counts.
 
-B batch, T tokens, d width of the model, H heads, d_h = d / H their width, V vocabulary. Equations
-bear the paper's numbers. A mixer computes them in this order, the middle ones by an operator:
+B: batch, T: tokens, d: model width, H: heads, d_h = d / H: head width, V: vocabulary. Equation
+numbers are the paper's. A mixer computes the equations in this order:
 
     P_1, P_2    coordinates        Eq. 1    Mixer.coordinates
     I-tilde     information        Eq. 4    Mixer.information
@@ -16,8 +16,8 @@ bear the paper's numbers. A mixer computes them in this order, the middle ones b
     g, C, Y     Linear Relation    Eq. 14-16, LinearRelationMixer and relation.ops.linear
     Y W_O       output             Eq. 4    Mixer.output
 
-A norm gives its readers a `Normed`: the states over their root mean square, and the scale that each
-projection multiplies into its weight instead of into every token's states (`relation.nn.norms`).
+A norm returns a `Normed`: the states divided by their root mean square, and the scale, which is not
+applied yet. A projection can multiply the scale into its weight (see `relation.nn.norms`).
 """
 
 import hashlib
@@ -44,15 +44,15 @@ Call = Callable[..., Tensor]
 
 
 class Mixer(nn.Module):
-    """Shared by all mixers: two rotated coordinates, one transported state, an output projection.
+    """Base of all mixers: two rotated coordinates, one transported state, an output projection.
 
-    `w1`, `w2`, `wi` are Q, K, V in MHA and W_1, W_2, W_I in Relation, so that paired models share
-    names, and with them initial values. What a model lacks is None: `wi` of Raw-X, `norm1` and
-    `norm2` without QK-norm, `wg` without an output gate, `theta` where heads are not mixed. call:
-    the operator's function.
+    `w1`, `w2` and `wi` are Q, K, V in MHA and W_1, W_2, W_I in Relation. The shared names give
+    paired models the same initial values. Modules that a model does not have are None: `wi` in
+    Raw-X, `norm1` and `norm2` without QK-norm, `wg` without an output gate, and `theta` without
+    Givens mixing. call: the function that computes the operator.
     """
 
-    mixes_heads = False  # whether Givens angles mix heads of information, as in Relation (Eq. 4)
+    mixes_heads = False  # whether Givens rotations mix the heads of information (Eq. 4)
 
     def __init__(self, config: ModelConfig, layer_index: int, call: Call):
         super().__init__()
@@ -69,17 +69,17 @@ class Mixer(nn.Module):
         self.theta = None
         if self.mixes_heads and config.givens:
             self.theta = nn.Parameter(torch.zeros(config.shared_heads // 2))
-        # The parity alone: torch.compile compiles a layer's code anew for every other constant.
+        # Only the parity: torch.compile would compile the layer again for every other constant.
         self.pairing = layer_index % 2
 
     def split(self, x: Tensor) -> Tensor:
-        """(B, T, H d_h) to (B, H, T, d_h); H is fewer where heads share."""
+        """(B, T, H d_h) to (B, H, T, d_h); H may be the smaller number of shared heads."""
         return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
     def coordinates(self, x: Normed, rope: RopeTables) -> tuple[Tensor, Tensor]:
         """P_1 = X W_1 and P_2 = X W_2 with RoPE (Eq. 1), (B, H, T, d_h); P_2 may have fewer heads.
 
-        With QK-norm each head is normalised before it is rotated.
+        With QK-norm, each head is normalised before RoPE.
         """
         p1, p2 = self.split(x.through(self.w1)), self.split(x.through(self.w2))
         if self.norm1 is not None:
@@ -87,24 +87,24 @@ class Mixer(nn.Module):
         return apply_rope(p1, *rope), apply_rope(p2, *rope)
 
     def information(self, x: Normed) -> Tensor:
-        """I = X W_I, or X itself for Raw-X, and in Relation I-tilde, whose heads are mixed (Eq. 4).
+        """I = X W_I, or X itself in Raw-X; with Givens mixing I-tilde (Eq. 4). In MHA it is V.
 
-        (B, H, T, d_h), or fewer heads; V in MHA. It is not rotated by RoPE.
+        (B, H, T, d_h), or fewer heads. RoPE does not rotate it.
         """
         if self.wi is not None and self.theta is not None and x.folds(self.wi):
-            # Mixing acts on heads and so commutes with the projection of a token: the rows of W_I
-            # are mixed, d x d numbers, instead of the states of every token.
+            # Mixing acts on heads, so it commutes with the projection of each token. Mixing the
+            # rows of W_I (d x d numbers) is cheaper than mixing the states of all tokens.
             return self.split(x.project(self.mixed_wi()))
         info = self.split(x.scaled() if self.wi is None else x.through(self.wi))
         return info if self.theta is None else ops.givens_mix(info, self.theta, self.pairing)
 
     def mixed_wi(self) -> Tensor:
-        """W_I with mixed rows, (H d_h, d)."""
+        """W_I with its heads' rows mixed, (H d_h, d)."""
         weight = self.wi.weight.unflatten(0, (1, -1, self.head_dim))  # (1, H, d_h, d)
         return ops.givens_mix(weight, self.theta, self.pairing).flatten(0, 2)
 
     def output(self, y: Tensor, x: Normed) -> Tensor:
-        """Concat_h(Y) W_O (Eq. 4): y (B, H, T, d_h) to (B, T, d), gated where the model is."""
+        """Concat_h(Y) W_O (Eq. 4), y (B, H, T, d_h) to (B, T, d); an output gate reads x."""
         y = y.transpose(1, 2).flatten(2)  # (B, T, H d_h)
         if self.wg is not None:
             y = y * torch.sigmoid(x.through(self.wg))
@@ -112,10 +112,10 @@ class Mixer(nn.Module):
 
 
 class HistoryMixer(Mixer):
-    """A mixer with a flow F from token to token, Y = F I (Eq. 3).
+    """A mixer that forms a flow F between tokens, Y = F I (Eq. 3): MHA and Full Relation.
 
-    step, flow_of: the definition's forms that decode new tokens, and that give F; options: of every
-    call.
+    step: computes new tokens while decoding. flow_of: computes F. options: keyword arguments of
+    every call.
     """
 
     step: Call
@@ -123,7 +123,7 @@ class HistoryMixer(Mixer):
     options: dict[str, bool]
 
     def arguments(self, p1: Tensor) -> tuple:
-        """What follows I in a call."""
+        """The operator's arguments that come after p1, p2 and information."""
         return ()
 
     def forward(
@@ -135,32 +135,32 @@ class HistoryMixer(Mixer):
     ) -> Tensor:
         """X (B, T, d) to Y W_O (B, T, d).
 
-        While decoding, x holds the newest tokens; the layer's cache takes them in. Its first
-        block, a prompt, runs the backend. With documents RoPE's tables are those of places in them.
+        While decoding, x holds the new tokens and the cache stores them. The first block, a prompt,
+        runs the backend; later blocks run `step`. With documents, positions restart in each.
         """
-        p1, p2 = self.coordinates(x, rope)  # (B, H, T, d_h) each, p2 of the shared heads
-        # Under autocast the projections are BF16 and scaled X is FP32: Raw-X transports BF16 too.
+        p1, p2 = self.coordinates(x, rope)  # (B, H, T, d_h) each; p2 may have fewer heads
+        # Under autocast the projections are BF16 but Raw-X's scaled X is FP32.
         info = self.information(x).to(p1.dtype)
         arguments = self.arguments(p1)
         decodes = cache is not None and cache.length > 0
-        if not decodes:  # a backend may refuse the block: before the cache takes it in
+        if not decodes:  # before the cache stores the block, because the backend may refuse it
             y = self.call(p1, p2, info, *arguments, **self.options, documents=documents)
         if cache is not None:
-            history = cache.append(p2, info)  # two of (B, H, all tokens read, d_h)
+            history = cache.append(p2, info)  # two tensors, (B, H, all tokens read, d_h)
         if decodes:
             visible = cache.visible(p1.shape[2])
             y = self.step(p1, *history, *arguments, **self.options, visible=visible)
         return self.output(y, x)
 
     def flow(self, x: Normed, rope: RopeTables, documents: Documents | None = None) -> Tensor:
-        """The layer's F (B, H, T, T), FP32 (Eq. 3)."""
+        """The layer's flow F (B, H, T, T), FP32 (Eq. 3)."""
         p1, p2 = self.coordinates(x, rope)
-        # Exchange-only has the same flow; it leaves out the diagonal when it transports.
+        # Exchange-only transport does not change F; `transport` leaves out its diagonal.
         options = {k: v for k, v in self.options.items() if k != "transport_self"}
         return self.flow_of(p1, p2, *self.arguments(p1), **options, documents=documents)
 
     def transport(self, x: Normed, flow: Tensor) -> Tensor:
-        """The mixer's output by the definition, from the flow of the same x."""
+        """The mixer's output (B, T, d), from x and the flow that `flow` returned for it."""
         if not self.options.get("transport_self", True):
             flow = flow.tril(-1)
         info = ops.for_heads(self.information(x), self.heads)  # (B, H, T, d_h)
@@ -179,7 +179,7 @@ class AttentionMixer(HistoryMixer):
 
 
 class FullRelationMixer(HistoryMixer):
-    """Multi-Head Relation (Section 3.2) with the count calibration lambda of its layer.
+    """Multi-Head Relation (Section 3.2) with the layer's count calibration lambda.
 
     R_ij = SiLU(U_ij) - lambda log i for j < i and R_ii = sigmoid(U_ii / tau) (Eq. 2).
     """
@@ -195,15 +195,15 @@ class FullRelationMixer(HistoryMixer):
         self.register_parameter("lam", lam)
 
     def arguments(self, p1: Tensor) -> tuple[Tensor, float]:
-        """lambda, FP32 at least, in a layer of 16-bit parameters too; and tau (Eq. 2)."""
+        """lambda, in FP32 at least even if the parameters have 16 bits, and tau (Eq. 2)."""
         lam = p1.new_zeros(()) if self.lam is None else self.lam
         return lam.to(torch.promote_types(lam.dtype, torch.float32)), self.tau
 
 
 class CalibratedMixer(FullRelationMixer):
-    """MHA with Relation's count and Self, the control for its mechanism: Eq. 2 without SiLU.
+    """MHA with Relation's count and Self: Eq. 2 without SiLU, as a control for the mechanism.
 
-    R_ij = U_ij - lambda log i for j < i, R_ii = sigmoid(U_ii / tau); heads are not mixed.
+    R_ij = U_ij - lambda log i for j < i, R_ii = sigmoid(U_ii / tau). Heads are not mixed.
     """
 
     mixes_heads = False
@@ -214,9 +214,9 @@ class CalibratedMixer(FullRelationMixer):
 class LinearRelationMixer(Mixer):
     """Linear Relation (Section 5.2) with the channel-wise retention of Kimi Delta Attention.
 
-    The retention path has a pair of matrices a head, d -> d_h -> d_h, and A_log and dt_bias a
-    channel: that gives the paper's count of the Hybrid's parameters. (KDA's published code shares
-    one pair, d -> d_h -> d, and has A_log a head.) A_log, dt_bias, g and C are FP32 at least.
+    The retention path has two matrices per head, d -> d_h -> d_h, and A_log and dt_bias per
+    channel. This gives the paper's parameter count of the Hybrid. KDA's published code shares one
+    pair, d -> d_h -> d, and has A_log per head. A_log, dt_bias, g and C are FP32 at least.
     """
 
     mixes_heads = True
@@ -232,12 +232,12 @@ class LinearRelationMixer(Mixer):
     def log_retention(self, x: Normed) -> Tensor:
         """g = -exp(A_log) softplus(r + dt_bias) <= 0, (B, H, T, d_h), FP32 at least (Eq. 15)."""
         down = x.through(self.retention_down)  # (B, T, d)
-        # One product a head over all tokens: (H, B T, d_h) by (H, d_h, d_h). einsum takes twice
-        # the operators for it.
+        # One product per head over all tokens: (H, B T, d_h) by (H, d_h, d_h). einsum would run
+        # twice as many operators.
         heads = down.flatten(0, 1).unflatten(1, (self.heads, -1)).transpose(0, 1)
         r = torch.bmm(heads, self.retention_up.mT).unflatten(1, down.shape[:2]).transpose(0, 1)
         wide = torch.promote_types(self.a_log.dtype, torch.float32)
-        # (d,) to (H, 1, d_h), which broadcasts over r's (B, H, T, d_h)
+        # (d,) to (H, 1, d_h), which broadcasts to the shape of r, (B, H, T, d_h)
         a, bias = (p.to(wide).unflatten(0, (self.heads, 1, -1)) for p in (self.a_log, self.dt_bias))
         return -a.exp() * F.softplus(r.to(wide) + bias)
 
@@ -248,16 +248,16 @@ class LinearRelationMixer(Mixer):
         cache: LinearState | None = None,
         documents: Documents | None = None,
     ) -> Tensor:
-        """X (B, T, d) to Y W_O (B, T, d); while decoding, the cache's C becomes that of the last x.
+        """X (B, T, d) to Y W_O (B, T, d). While decoding, the cache stores the C after the last x.
 
-        With documents, each begins with C = 0, and RoPE's tables are those of places in them.
+        With documents, each document starts with C = 0 and its positions restart.
         """
         p1, p2 = self.coordinates(x, rope)
         g, tokens = self.log_retention(x), x.states.shape[1]  # (B, H, T, d_h), T
         C = cache.tensors[0] if cache is not None and cache.tensors else None  # (B, H, d_h, d_h)
         padding = None if cache is None else cache.padding(tokens)
         if padding is not None:
-            # Padding neither forgets nor writes, so that the state is that of the row's last token.
+            # Padding forgets nothing and writes nothing, so C stays that of the row's last token.
             p2, g = (s.masked_fill(padding[:, None, :, None], 0) for s in (p2, g))
         y, C = self.call(p1, p2, self.information(x), g, self.tau, C, documents=documents)  # Eq. 16
         if cache is not None:
@@ -274,7 +274,7 @@ LAYERS: dict[str, type[Mixer]] = {
 
 
 class SwiGLU(nn.Module):
-    """Normed (B, T, d) to (B, T, d) through d_ff, three matrices."""
+    """The feed-forward network: a Normed of (B, T, d) to (B, T, d), through width d_ff."""
 
     def __init__(self, d_model: int, d_ff: int):
         super().__init__()
@@ -309,12 +309,12 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A decoder-only language model of the paper.
+    """A decoder-only language model of the paper, with FP32 parameters.
 
-    config: the model; execution: the backends that run its operators. Parameters are FP32. seed: of
-    the initial weights, as `initialise` draws them; None leaves them to a caller who loads weights.
-    device: where its parameters lie; None: where PyTorch makes tensors. Raises InputError for an
-    unknown backend, and for one that `device` cannot run.
+    config: the model's shape. execution: the backends that run its operators. seed: the seed of the
+    initial weights (see `initialise`); None does not draw them, for callers that load weights.
+    device: the device of the parameters; None: PyTorch's default device. Raises InputError for an
+    unknown backend or one that `device` cannot run.
     """
 
     def __init__(
@@ -327,11 +327,11 @@ class Decoder(nn.Module):
         super().__init__()
         self.config = config
         calls = (execution or Execution()).calls(config, device)
-        # Not PyTorch's own draw, which on the meta device imports its compiler.
+        # Given as zeros, because PyTorch's own draw imports its compiler on the meta device.
         weight = torch.zeros(config.vocab_size, config.d_model)
         self.embedding = nn.Embedding(config.vocab_size, config.d_model, _weight=weight)
         self.blocks = nn.ModuleList(Block(config, i, calls) for i in range(config.layers))
-        # PyTorch's own, which multiplies by its scale: the tied embedding reads it, as it is.
+        # PyTorch's own class, which applies its scale: the tied output matrix is used unchanged.
         self.norm = nn.RMSNorm(config.d_model, eps=config.norm_eps)
         if seed is not None and not weight.is_meta:
             self.initialise(seed)
@@ -339,58 +339,58 @@ class Decoder(nn.Module):
             self.to(device)
 
     def forward(self, tokens: Tensor, documents: Documents | None = None) -> Tensor:
-        """Logits (B, T, V) of tokens (B, T), int64 or int32; documents see themselves alone.
+        """Logits (B, T, V) of tokens (B, T), int64 or int32; a token sees only its own document.
 
-        Raises InputError for tokens of another shape or dtype, on a CPU also for ids outside the
-        vocabulary (a GPU would have to be waited for), and for documents of other tokens.
+        Raises InputError for tokens of another shape or dtype and for documents that do not fit
+        them, and on a CPU for ids outside the vocabulary. On a GPU this check would have to wait.
         """
         return self.logits(self.states(tokens, documents))
 
     def states(
         self, tokens: Tensor, documents: Documents | None = None, state: DecodeState | None = None
     ) -> Tensor:
-        """The last block's output after the last norm, (B, T, d), of tokens (B, T).
+        """The output of the last norm, (B, T, d), for tokens (B, T).
 
-        state: what was read before them, which takes them in; as `decode`.
+        state: the decode state of the tokens before; it stores these tokens too (see `decode`).
         """
         x = self.embed(tokens)  # (B, T, d)
         caches: Sequence[Cache | None] = [None] * len(self.blocks)
         if state is not None:
             state.check(self.config.layout)
             caches = state.layers
-        # (T, d_h) each, or (B, T, d_h) where rows stand at places of their own
+        # (T, d_h) each, or (B, T, d_h) if positions differ between rows
         rope = self.rope_tables(places_of(tokens, documents, state))
         for block, cache in zip(self.blocks, caches, strict=True):
             x = block(x, rope, cache, documents)
         return self.norm(x)
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """What the first block reads, (B, T, d), of tokens (B, T)."""
+        """The input of the first block, (B, T, d), for tokens (B, T)."""
         check_tokens(tokens, len(self.embedding.weight))
         x = self.embedding(tokens)  # (B, T, d)
         multiplier = self.config.embedding_multiplier
         return x if multiplier is None else x * multiplier
 
     def logits(self, states: Tensor) -> Tensor:
-        """Logits (B, T, V) of `states`; the output matrix is the embedding's."""
-        check_device(states, self.embedding.weight)  # which offloading may have taken away again
+        """Logits (B, T, V) of `states`. The output matrix is the embedding's."""
+        check_device(states, self.embedding.weight)  # offloading may have moved the weight
         return F.linear(states, self.embedding.weight)
 
     def rope_tables(self, places: Tensor) -> RopeTables:
-        """Cosine and sine, (..., d_h), of places (...) in a text; shared by all layers."""
+        """RoPE's cosine and sine, (..., d_h) each, for positions (...); shared by all layers."""
         return rope_angles(places, self.config.head_dim, self.config.rope_base)
 
     def decode_state(self, capacity: int = 256) -> DecodeState:
-        """An empty state to decode from; memory for `capacity` tokens is taken at the first."""
+        """An empty decode state. The first block allocates memory for `capacity` tokens."""
         return DecodeState(self.config.layout, capacity)
 
     @torch.no_grad()
     def decode(self, tokens: Tensor, state: DecodeState) -> Tensor:
-        """Logits (B, n, V) of the next n tokens (B, n): the forward's last n rows.
+        """Logits (B, n, V) of the next n tokens (B, n): the last n rows of `forward` on the text.
 
-        `state` takes the tokens in. A prompt is read in one block or several, then n = 1 a step. An
-        empty state's first block runs the backends; later ones of layers with a history run the
-        definition's decoding forms. Raises InputError as `forward` does, and for another's state.
+        `state` stores the tokens. Read a prompt in one or more blocks, then one token per call. The
+        first block runs the backends; later blocks run the mixers' `step` in MHA and Full layers.
+        Raises InputError as `forward` does, and for a state that does not fit the model.
         """
         return self.logits(self.states(tokens, state=state))
 
@@ -398,10 +398,10 @@ class Decoder(nn.Module):
     def read(
         self, tokens: Tensor, state: DecodeState, lengths: Sequence[int] | None = None
     ) -> Tensor:
-        """Logits (B, V) of each row's last token; otherwise as `decode`.
+        """Logits (B, V) of each row's last token; otherwise like `decode`.
 
-        lengths: of prompts padded at the right, how many of a row's tokens are its own; `state`
-        must be empty.
+        lengths: for prompts padded at the right, the number of tokens of each row without padding.
+        `state` must then be empty.
         """
         if lengths is None:
             return self.logits(self.states(tokens, state=state)[:, -1])
@@ -413,8 +413,8 @@ class Decoder(nn.Module):
     def flows(self, tokens: Tensor, documents: Documents | None = None) -> Iterator[Tensor]:
         """Yield each layer's flow F (B, H, T, T), FP32, one layer at a time (Appendix B.5).
 
-        What a layer passes on is transported by that very flow, whatever backend executes the
-        model. Raises InputError for a model with Linear layers, which form no such flow.
+        The next layer's input is computed from this same flow, whichever backends the model has.
+        Raises InputError for a model with Linear layers, which form no T x T flow.
         """
         if LINEAR in self.config.layout:
             raise InputError(
@@ -429,14 +429,14 @@ class Decoder(nn.Module):
             yield flow
             x = x + block.mixer.transport(normed, flow)
             x = x + block.ffn(block.ffn_norm(x))
-            del flow  # before the next layer's, as large
+            del flow  # frees the memory before the next layer forms its own flow
 
     @torch.no_grad()
     def initialise(self, seed: int, key: str = "") -> None:
         """Draw the initial weights, each from a generator keyed by (seed, key, parameter name).
 
-        So the weights that paired variants share start equal, whatever else a variant adds. Those
-        that transformers has loaded keep their values.
+        So parameters that two variants share start with equal values, whatever else a variant adds.
+        Parameters that transformers has loaded keep their values.
         """
         keys = f"{seed}/{key}" if key else str(seed)
         for name, parameter in self.named_parameters():
@@ -445,15 +445,15 @@ class Decoder(nn.Module):
 
 
 def _initial_values(config: ModelConfig, name: str, parameter: Tensor, key: str) -> Tensor:
-    """What one parameter starts at, in its shape; name: in a `Decoder`."""
+    """The initial values of one parameter, in its shape. name: its name in a `Decoder`."""
     kind, shape = name.rpartition(".")[2], parameter.shape
     if kind in ("a_log", "dt_bias"):
-        # Keyed without `mixer.`, as they were named when the first runs were made.
+        # The key has no `mixer.`, because the first runs were made when the names had none.
         generator = keyed_generator(f"{key}/{name.replace('mixer.', '')}")
         return retention_start(kind, torch.rand(shape, generator=generator, device="cpu"))
     if len(shape) < 2:  # lambda, the angles, the gains of norms
         return torch.full_like(parameter, {"lam": config.lambda_init, "theta": 0.0}.get(kind, 1.0))
-    # A matrix (out, in), one a head (H, out, in), or the embedding (V, d).
+    # A matrix (out, in), one matrix per head (H, out, in), or the embedding (V, d).
     generator, is_embedding = keyed_generator(f"{key}/{name}"), name == "embedding.weight"
     if config.linear_init == "torch" and not is_embedding:
         values = 2 * torch.rand(shape, generator=generator, device="cpu") - 1
@@ -469,22 +469,22 @@ def _initial_values(config: ModelConfig, name: str, parameter: Tensor, key: str)
 
 
 def retention_start(name: str, uniform: Tensor) -> Tensor:
-    """A_log or dt_bias (d,) of uniform numbers in [0, 1), as KDA and Mamba-2 start them.
+    """Initial A_log or dt_bias (d,) from uniform numbers (d,) in [0, 1), as in KDA and Mamba-2.
 
-    A ~ U(1, 16), and dt is log-uniform between 0.001 and 0.1. In FP64, as processors differ in the
-    last bit of an FP32 logarithm.
+    A ~ U(1, 16), and dt is log-uniform between 0.001 and 0.1. Computed in FP64, because processors
+    differ in the last bit of an FP32 logarithm.
     """
     uniform = uniform.double()
     if name == "a_log":
         return (1 + (16 - 1) * uniform).log()
     low, high = math.log(1e-3), math.log(1e-1)
     dt = (low + (high - low) * uniform).exp()
-    # The inverse of softplus, so that softplus(dt_bias) = dt where the retention path gives 0.
+    # The inverse of softplus: softplus(r + dt_bias) = dt if the retention path gives r = 0.
     return dt + torch.log(-torch.expm1(-dt))
 
 
 def keyed_generator(key: str) -> torch.Generator:
-    """A generator on the CPU whose seed is a hash of the key."""
+    """A CPU generator whose seed is a hash of the key."""
     digest = hashlib.sha256(key.encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
 
@@ -492,11 +492,11 @@ def keyed_generator(key: str) -> torch.Generator:
 def places_of(
     x: Tensor, documents: Documents | None = None, cache: Cache | DecodeState | None = None
 ) -> Tensor:
-    """Where the tokens of x, (B, T) or (B, T, d), stand in their text, (T,) or (B, T) int64.
+    """The position in its text of each token of x, (B, T) or (B, T, d): (T,) or (B, T) int64.
 
-    Raises InputError for documents of other tokens, or with a cache, whose rows are one text each.
+    Raises InputError for documents that do not fit x, or documents with a cache (one text per row).
     """
-    check_documents(documents, x[:, None])  # which reads B and T of (B, H, T, D)
+    check_documents(documents, x[:, None])  # it reads B and T from (B, H, T, D)
     if documents is not None and cache is not None:
         raise InputError("decoding takes no documents; give them or a cache, not both")
     if documents is not None:
@@ -507,7 +507,7 @@ def places_of(
 
 
 def check_tokens(tokens: Tensor, vocabulary: int) -> None:
-    """Raise InputError unless tokens are (B, T) ids of the vocabulary; on a GPU unread ones."""
+    """Raise InputError unless tokens are (B, T) ids; the range is checked on a CPU only."""
     if not isinstance(tokens, Tensor):
         raise InputError(f"tokens are a {type(tokens).__name__}; give a tensor (B, T) of ids")
     if tokens.ndim != 2 or 0 in tokens.shape:
@@ -524,15 +524,15 @@ def check_tokens(tokens: Tensor, vocabulary: int) -> None:
 
 
 def shared_weights_hash(model: Decoder) -> str:
-    """`weights_hash` of the matrices that MHA and Full Relation have in common.
+    """The `weights_hash` of the matrices that MHA and Full Relation have in common.
 
-    Taken before training, it proves that the two runs of a pair started from the same weights.
+    Before training, equal hashes prove that the two runs of a pair start from the same weights.
     """
     return weights_hash({name: p for name, p in model.named_parameters() if p.ndim == 2})
 
 
 def weights_hash(tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 of FP32 tensors, by name."""
+    """SHA-256 of the names and values of FP32 tensors, in the order of their names."""
     digest = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         digest.update(name.encode())

@@ -1,6 +1,6 @@
-"""RMSNorm before a mixer, and QK-norm of its coordinates, as a training step computes them fastest.
+"""RMSNorm before a mixer, and QK-norm of its coordinates, in the form that trains fastest.
 
-Both are PyTorch's `nn.RMSNorm` in what they compute; their backward passes are written by hand.
+Both compute the same as PyTorch's `nn.RMSNorm`. Their backward passes are written by hand.
 """
 
 from typing import NamedTuple
@@ -13,11 +13,11 @@ from relation.kernels.checks import cast, once_differentiable, projection_dtype
 
 
 class Normed(NamedTuple):
-    """States (B, T, d) over their root mean square, and the scale (d,) that is still to multiply.
+    """States (B, T, d) divided by their root mean square, and the scale (d,), not applied yet.
 
-    A projection takes the scale into its weight W (n, d), as (states * scale) W^T is
-    states (W * scale)^T: n x d products in place of B x T x d, and the scale's gradient is a sum
-    over a weight. A training step saves a pass over the states a norm.
+    A projection multiplies the scale into its weight W (n, d), because (states * scale) W^T =
+    states (W * scale)^T. This takes n x d products instead of B x T x d, and the scale's gradient
+    is a sum over a weight. A training step saves one pass over the states per norm.
     """
 
     states: Tensor
@@ -28,34 +28,34 @@ class Normed(NamedTuple):
         return self.states if self.scale is None else self.states * self.scale
 
     def folds(self, linear: nn.Module) -> bool:
-        """Whether a projection's weight should take in what would else be done to its states.
+        """Whether to fold a scale or mixing into the projection's weight instead of the states.
 
-        Not where calling the module does more than multiply (LoRA, quantised weights, hooks), nor
-        while decoding, where the states are fewer than the weight's numbers.
+        Not if calling the module does more than multiply (LoRA, quantised weights, hooks). Not
+        while decoding: then there are fewer tokens than channels, and the weight is larger.
         """
         many = torch.is_grad_enabled() or self.states.shape[:-1].numel() >= self.states.shape[-1]
         return many and is_bare(linear)
 
     def through(self, linear: nn.Module) -> Tensor:
-        """The scaled states through a projection: (B, T, d) to (B, T, n)."""
+        """The projection of the scaled states: (B, T, d) to (B, T, n)."""
         if self.scale is None or not self.folds(linear):
             return linear(self.scaled())
         return self.project(linear.weight)
 
     def project(self, weight: Tensor) -> Tensor:
-        """The scaled states by a weight (n, d) that takes the scale: (B, T, n)."""
+        """The product of the states and a weight (n, d) with the scale folded in: (B, T, n)."""
         return F.linear(self.states, weight if self.scale is None else weight * self.scale)
 
 
 def is_bare(linear: nn.Module) -> bool:
-    """Whether calling a module is its weight's product and nothing else."""
+    """Whether calling a module only multiplies by its weight."""
     return type(linear) is nn.Linear and linear.bias is None and not is_patched(linear)
 
 
 def is_patched(module: nn.Module) -> bool:
-    """Whether calling a module does more than its class says: hooks, or a forward of its own.
+    """Whether calling a module does more than its class defines: it has hooks, or its own forward.
 
-    accelerate's offloading puts one on the instance.
+    For example, accelerate's offloading sets `forward` on the instance.
     """
     hooks = module._forward_hooks or module._forward_pre_hooks
     hooks = hooks or module._backward_hooks or module._backward_pre_hooks
@@ -63,17 +63,17 @@ def is_patched(module: nn.Module) -> bool:
 
 
 class RMSNorm(nn.RMSNorm):
-    """RMSNorm of (B, T, d) that leaves its scale to its readers: `Normed`."""
+    """RMSNorm of (B, T, d) that returns a `Normed`: the projections apply the scale."""
 
     def forward(self, x: Tensor) -> Normed:
         return Normed(_OverRMS.apply(x, self.eps, projection_dtype(x)), self.weight)
 
 
 class _OverRMS(torch.autograd.Function):
-    """x over its root mean square; the backward needs only the result and 1 / RMS.
+    """x divided by its root mean square (RMS).
 
-    Computed in FP32 at least and rounded once, to the dtype in which projections read it: nothing
-    of the residual stream, FP32 under autocast, is kept or read again.
+    Computed in FP32 at least and rounded once, to the projections' dtype. The backward needs only
+    this result and 1 / RMS, not the residual stream x, which is FP32 under autocast.
     """
 
     @staticmethod
@@ -97,7 +97,7 @@ class _OverRMS(torch.autograd.Function):
 class HeadRMSNorm(nn.RMSNorm):
     """QK-norm: RMSNorm of every head's coordinate (B, H, T, d_h), in its dtype.
 
-    Its gains, (d_h,), are shared by the layer's heads, as common practice has it.
+    All heads of the layer share the gains, (d_h,), as is common practice.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -105,9 +105,9 @@ class HeadRMSNorm(nn.RMSNorm):
 
 
 class _HeadNorm(torch.autograd.Function):
-    """QK-norm and its gradient, in FP32 at least; compiled, autograd's takes more passes.
+    """QK-norm and its gradient, in FP32 at least. autograd takes more passes, even if compiled.
 
-    As (B, T, H, d_h), as projections store it, so that the gains' gradient adds up whole rows.
+    Computed as (B, T, H, d_h), the layout of projections; the gains' gradient then sums whole rows.
     """
 
     @staticmethod
@@ -124,7 +124,7 @@ class _HeadNorm(torch.autograd.Function):
         x, gains, inverse = ctx.saved_tensors
         unit = x.transpose(1, 2).to(inverse.dtype) * inverse
         dy = dy.transpose(1, 2).to(inverse.dtype)
-        dgains = (dy * unit).flatten(2).sum((0, 1))  # (H d_h,), then over the heads
+        dgains = (dy * unit).flatten(2).sum((0, 1))  # (H d_h,); the sum over heads follows below
         dunit = dy * gains
         dx = (dunit - unit * (dunit * unit).mean(-1, keepdim=True)) * inverse
         dgains = dgains.unflatten(0, (-1, len(gains))).sum(0).to(gains.dtype)

@@ -1,8 +1,8 @@
-"""A token of a batch on a GPU: one CUDA graph that reads the last ids and draws the next ones.
+"""Decoding on a GPU: one CUDA graph reads the last ids of a batch and draws the next ids.
 
-`Prepared` has a decoder's weights as `relation.kernels.decoding` takes them; `Replay` captures a
-token of them and launches it again and again. The host launches a token before it reads the one
-before, so that neither waits for the other.
+`Prepared` holds a decoder's weights in the form that `relation.kernels.decoding` takes. `Replay`
+captures one token step as a graph and replays it for every token. The host launches the next step
+before it reads the ids of the last one, so host and GPU do not wait for each other.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,14 +27,14 @@ from relation.nn.sampling import (
 )
 from relation.variants import CALIBRATED, FULL, LINEAR
 
-_KNOWN = ("relation.", "torch.nn.")  # where modules are defined that do what their weights say
+_KNOWN = ("relation.", "torch.nn.")  # modules from other packages may be adapters
 
 
 class Places(NamedTuple):
-    """Where a batch stands, on the device.
+    """How far the rows of a batch have read, on the device.
 
-    lengths: (B,) int32, tokens that each row has read; active: (B,) int32, where 0 a row's Linear
-    states stay; tables: RoPE's, (places, d_h) FP32.
+    lengths: (B,) int32, tokens that each row has read. active: (B,) int32, 0 for a row that has
+    ended, whose Linear states then do not change. tables: RoPE's, (places, d_h) FP32.
     """
 
     lengths: Tensor
@@ -43,12 +43,12 @@ class Places(NamedTuple):
 
 
 class BlockWeights:
-    """A block's weights: norms and Givens mixing in them, what reads one input joined, all cast."""
+    """A block's weights, cast, with norms and Givens mixing folded in and projections joined."""
 
     def __init__(self, letter: str, block: Block, dtype: torch.dtype):
         mixer, ffn, self.letter = block.mixer, block.ffn, letter
         wi = mixer.wi.weight if mixer.theta is None else mixer.mixed_wi()
-        readers = [mixer.w1.weight, mixer.w2.weight, wi]  # (H d_h, d) each, or of fewer heads
+        readers = [mixer.w1.weight, mixer.w2.weight, wi]  # (H d_h, d) each, or with fewer heads
         if letter == LINEAR:
             vectors = mixer.a_log.detach().float(), mixer.dt_bias.detach().float()
             self.retention = (mixer.retention_up.detach().to(dtype).contiguous(), *vectors)
@@ -64,7 +64,7 @@ class BlockWeights:
 
 
 def why_plain(model: Decoder, device: torch.device, dtype: torch.dtype) -> str | None:
-    """The reason why `Prepared` cannot decode a model that computes in dtype, or None."""
+    """Return the reason why `Prepared` cannot decode the model in this dtype, or None if it can."""
     config = model.config
     for part, used in {
         "Raw-X": config.raw_information,
@@ -81,15 +81,15 @@ def why_plain(model: Decoder, device: torch.device, dtype: torch.dtype) -> str |
         ),
     }.items():
         if used:
-            return f"it has {part}, which the kernels do not"
+            return f"it has {part}, which the kernels do not support"
     return decoding.why_not(device, dtype, config.head_dim)
 
 
 class Prepared:
-    """A decoder's weights to decode with `relation.kernels.decoding`; the model reads prompts.
+    """A decoder's weights for `relation.kernels.decoding`. The model itself reads the prompts.
 
-    dtype: of the products and of the histories, BF16, FP16 or FP32. Raises InputError where
-    `why_plain` has a reason.
+    dtype: BF16, FP16 or FP32, for the products and the histories. Raises InputError if `why_plain`
+    returns a reason.
     """
 
     @torch.no_grad()
@@ -105,11 +105,11 @@ class Prepared:
         self.rope_tables = model.rope_tables
 
     def token(self, ids: Tensor, state: DecodeState, places: Places) -> Tensor:
-        """Logits (B, V) FP32 of the tokens ids, (B,) int64, which `state` takes in, in place.
+        """Return logits (B, V), FP32, of the tokens ids, (B,) int64; `state` stores them in place.
 
-        Nothing is waited for, and no length on the host changes. The places must be free: below
-        the histories' capacity and the tables' length. Weights, states and places are older than
-        the token, so every launch after the first, `embed`, may be chained.
+        Does not wait for the GPU and does not change lengths on the host. The rows' positions must
+        be below the histories' capacity and the tables' length. Weights, states and places exist
+        before the first launch, `embed`, so all later launches may be chained.
         """
         config, project = self.config, partial(decoding.project, chained=True)
         x = decoding.embed(ids.contiguous(), self.embedding, config.embedding_multiplier or 1.0)
@@ -125,7 +125,7 @@ class Prepared:
     def _mixed(
         self, layer: BlockWeights, projected: Tensor, cache: Cache, places: Places
     ) -> Tensor:
-        """The mixer's y, (B, d), of its projections of a token."""
+        """Return the mixer's y, (B, d), from the projections of one token per row."""
         config, (lengths, active, tables) = self.config, places
         projected = projected.unflatten(1, (-1, config.head_dim))
         if layer.letter == LINEAR:
@@ -139,12 +139,12 @@ class Prepared:
 
 
 class Replay:
-    """One token after another: reads `ids`, draws the next into it, counts where rows stand.
+    """Decodes token by token: reads `ids`, draws the next ids into it and counts the rows' lengths.
 
-    logits: (B, V) of the prompts' last tokens, from which the first ids are drawn; state: what
-    has read the prompts; stop: a row that draws it has ended, and reads nothing more. A graph is of
-    one capacity: where a state is full, its memory doubles and the token is captured anew. On a
-    CPU, in Triton's interpreter, the token is run as it is.
+    logits: (B, V), of the prompts' last tokens; the first ids are drawn from them. state: has read
+    the prompts. stop: a row that draws this id has ended and reads nothing more. A graph holds one
+    capacity: when a state is full, its memory doubles and a new graph is captured. On a CPU (in
+    Triton's interpreter) the step runs without a graph.
     """
 
     def __init__(
@@ -158,14 +158,14 @@ class Replay:
         self._prepared, self._state, self._sampling, self._stop = prepared, state, sampling, stop
         self._device, rows = logits.device, len(logits)
         self._on_gpu = self._device.type == "cuda"
-        # Uniform numbers of CHUNK tokens, (CHUNK, B), and which of them each row cuts next, (B,).
+        # Uniform numbers of CHUNK tokens, (CHUNK, B), and the index that each row uses next, (B,).
         self._uniforms = uniform_numbers(sampling.seed, rows)
         self._numbers = torch.empty(CHUNK, rows, dtype=torch.float64, device=self._device)
         self._place = torch.zeros(rows, dtype=torch.int64, device=self._device)
         self._temperature = kernel_temperature(self._device, sampling)
         self._drawn = 0
         self._refill()
-        # Where the rows stand, and the first ids.
+        # The rows' lengths and the first ids.
         self.longest = state.length
         lengths = torch.full((rows,), state.length, dtype=torch.int32, device=self._device)
         if state.lengths is not None:
@@ -182,7 +182,7 @@ class Replay:
 
     @torch.no_grad()
     def next(self) -> None:
-        """Read the ids and draw the next ones; the host goes on at once."""
+        """Read the ids and draw the next ones. The host does not wait."""
         if self.longest >= self._capacity:
             self._run = None
             self._places = self._places._replace(tables=self._room())
@@ -194,9 +194,9 @@ class Replay:
         self.longest += 1
 
     def read_later(self) -> Callable[[], list[int]]:
-        """A function that waits for the ids as they are at this point of the GPU's work.
+        """Return a function that waits for the present `ids` and returns them as a list.
 
-        So the host reads them while the GPU works on the next token. At most two may be open.
+        The GPU can then compute the next token meanwhile. At most two results may be pending.
         """
         self._on_host.reverse()
         buffer = self._on_host[0]
@@ -213,12 +213,12 @@ class Replay:
         return read
 
     def rewind(self, tokens: int) -> None:
-        """Let every row have read so many tokens, no more than it has room for: to time one."""
+        """Set every row's length to `tokens`, at most the capacity. Benchmarks use it."""
         self._places.lengths.fill_(tokens)
         self.longest = tokens
 
     def run(self, count: int) -> Iterator[list[int]]:
-        """Yield the ids of `count` tokens, (B,) each; at the end the state learns its lengths."""
+        """Yield the ids of `count` tokens, B per token. At the end update the state's lengths."""
         try:
             for step in range(1, count + 1):
                 read = self.read_later()
@@ -229,7 +229,7 @@ class Replay:
             self._state.set_lengths(self._places.lengths.tolist())
 
     def _token(self) -> None:
-        """What one graph holds: read the ids, draw the next ones, count where the rows stand."""
+        """The step that a graph holds: read the ids, draw the next ones, count the lengths."""
         lengths, active, _ = self._places
         logits = self._prepared.token(self.ids, self._state, self._places)
         if kernel_draws(logits, self._sampling):
@@ -247,24 +247,24 @@ class Replay:
         self.ids.copy_(ids)
 
     def _room(self) -> RopeTables:
-        """Take memory for another token, a full history's twice over; returns RoPE's tables."""
+        """Allocate memory for another token (a full history doubles) and return RoPE's tables."""
         histories = [layer for layer in self._state.layers if isinstance(layer, HistoryCache)]
         for history in histories:
             history.length = self.longest
             history.reserve(self.longest + 1)
         capacities = [history.capacity for history in histories]
-        places = max([1 << self.longest.bit_length(), *capacities])  # a Linear state has no end
+        places = max([1 << self.longest.bit_length(), *capacities])  # a Linear state has no limit
         self._capacity = min([places, *capacities])
         return self._prepared.rope_tables(torch.arange(places, device=self._device))
 
     def _prepare(self) -> None:
-        """Compile the token's kernels and capture it; on a CPU it is run as it is."""
+        """Compile the step's kernels and capture it as a graph; a CPU runs it without a graph."""
         if not self._on_gpu:
             self._run = self._token
             return
         counters = [self.ids, self._place, self._places.lengths, self._places.active]
         saved = [x.clone() for x in counters]
-        # Rows that have ended read nothing: only places past their ends are written.
+        # With all rows inactive, these trial steps write only to places after the rows' ends.
         self._places.active.zero_()
         with torch.cuda.device(self._device):
             side = torch.cuda.Stream()
@@ -281,6 +281,6 @@ class Replay:
         self._run = graph.replay
 
     def _refill(self) -> None:
-        """Send the uniform numbers of the next CHUNK tokens."""
+        """Copy the uniform numbers of the next CHUNK tokens to the device."""
         numbers = next(self._uniforms)
         self._numbers.copy_(numbers.pin_memory() if self._on_gpu else numbers, non_blocking=True)

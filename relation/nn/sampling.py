@@ -1,4 +1,4 @@
-"""Drawing the next token: its distribution, and one cut of it a row that every device repeats."""
+"""Draw the next token: its distribution, and the uniform number that picks one token per row."""
 
 import math
 from collections.abc import Iterator
@@ -11,15 +11,15 @@ from relation.errors import InputError
 from relation.kernels import decoding
 from relation.nn.model import keyed_generator
 
-CHUNK = 256  # uniform numbers are drawn for so many tokens at a time
+CHUNK = 256  # uniform numbers are drawn for this many tokens at a time
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is drawn. Raises InputError for values that mean nothing.
+    """How to draw the next token. Raises InputError for values out of range.
 
-    temperature divides the logits, 0 takes the likeliest token; top_k keeps the k likeliest, None
-    all; top_p keeps the fewest likeliest tokens whose probability, after top_k, reaches it.
+    temperature divides the logits; 0 takes the likeliest token. top_k keeps the k likeliest tokens
+    (None: all). Then top_p keeps the fewest likeliest tokens that have at least this probability.
     """
 
     temperature: float = 1.0
@@ -39,15 +39,15 @@ class Sampling:
 
     @property
     def whole(self) -> bool:
-        """Whether no token is left out, or it is the likeliest."""
+        """Whether top_k and top_p exclude no token, or the likeliest token is taken."""
         return self.temperature == 0 or (self.top_k is None and self.top_p == 1)
 
 
 def next_token_probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
-    """The distribution that the next token is drawn from, (..., V), FP64, of logits (..., V).
+    """Return the distribution of the next token, (..., V) FP64, from logits (..., V).
 
-    Tokens that temperature, top_k and top_p leave out have probability 0; of equal logits the
-    lower id comes first.
+    Tokens that temperature, top_k or top_p exclude have probability 0. Among equal logits, the
+    lower id counts as likelier.
     """
     wide = logits.double()
     if sampling.temperature == 0:
@@ -60,29 +60,29 @@ def next_token_probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
         p[..., sampling.top_k :] = 0
         p /= p.sum(dim=-1, keepdim=True)
     if sampling.top_p < 1:
-        likelier = p.cumsum(dim=-1) - p  # the probability of all tokens before each
+        likelier = p.cumsum(dim=-1) - p  # total probability of all likelier tokens
         p = p.masked_fill(likelier >= sampling.top_p, 0)
         p /= p.sum(dim=-1, keepdim=True)
     return torch.zeros_like(p).scatter(-1, ids, p)
 
 
 def kernel_draws(logits: Tensor, sampling: Sampling) -> bool:
-    """Whether a kernel draws of these logits (B, V): of FP32 ones, where no token is left out."""
+    """Whether a kernel draws from these logits (B, V): FP32, and `sampling.whole`."""
     fits = logits.dtype == torch.float32 and logits.is_contiguous()
     return sampling.whole and fits and decoding.why_unavailable(logits.device) is None
 
 
 def kernel_temperature(device: torch.device, sampling: Sampling) -> Tensor | None:
-    """The kernel's temperature, (1,) FP64; None for the likeliest token."""
+    """The temperature for the kernel, (1,) FP64; None: take the likeliest token."""
     if sampling.temperature == 0:
         return None
     return torch.full((1,), sampling.temperature, dtype=torch.float64, device=device)
 
 
 def draw(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> Tensor:
-    """A token of each row, (B,) int64, of logits (B, V); -1 where a row's are not all finite.
+    """Draw a token per row, (B,) int64, from logits (B, V); -1 for a row with non-finite logits.
 
-    uniforms: (B,) FP64 in [0, 1), where the row's cumulative distribution is cut.
+    uniforms: (B,) FP64 in [0, 1), the points at which the cumulative distributions are cut.
     """
     if kernel_draws(logits, sampling):
         ids = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
@@ -94,15 +94,15 @@ def draw(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> Tensor:
     else:
         cumulative = next_token_probabilities(logits, sampling).cumsum(dim=-1)
         ids = (cumulative <= uniforms[:, None] * cumulative[:, -1:]).sum(dim=-1)
-    # Not `where`, which copies a number from the host: no CUDA graph can hold that.
+    # Not `where`: it copies a number from the host, which a CUDA graph cannot capture.
     return ids.masked_fill(~logits.isfinite().all(dim=-1), -1)
 
 
 def uniform_numbers(seed: int, rows: int) -> Iterator[Tensor]:
-    """Yield the numbers of CHUNK tokens after CHUNK tokens, (CHUNK, B) FP64 in [0, 1).
+    """Yield (CHUNK, B) FP64 numbers in [0, 1), again and again, for CHUNK tokens each.
 
-    Row b's depend on the seed and on b alone. They are drawn on the CPU, so that every device draws
-    the same text from the same logits.
+    Row b's numbers depend only on the seed and on b. They are drawn on the CPU, so every device
+    draws the same text from the same logits.
     """
     generators = [keyed_generator(f"{seed}/{row}") for row in range(rows)]
     while True:

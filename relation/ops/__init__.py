@@ -1,7 +1,7 @@
 """The paper's token mixers in plain PyTorch, and the backends that execute them.
 
-Shapes are B (batch), H (heads), T (tokens), D (head width d_h). Arguments are as `full_relation`
-and `linear_relation` take them; attention takes q, k and v in place of p1, p2 and information.
+Shapes are B (batch), H (heads), T (tokens), D (head width d_h). `full_relation` and
+`linear_relation` document the arguments. Attention takes q, k and v instead of p1, p2 and info.
 """
 
 from relation.ops.attention import attention_step, causal_attention, causal_flow, for_heads, scores

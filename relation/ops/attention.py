@@ -1,7 +1,7 @@
 """Causal softmax attention, the paper's baseline MHA (Section 1), and the scores U.
 
-`null` puts one zero key and value before the first: softmax off by one. A row then weighs
-its values by softmax times sigmoid(LSE), and may weigh all of them little.
+The option `null` adds a null token with a zero key and value (softmax off by one). It scales each
+row of the softmax by sigmoid(LSE of the row's scores), so a row may attend to nothing.
 """
 
 import math
@@ -17,10 +17,10 @@ from relation.kernels.documents import Documents, check_documents, unseen
 
 
 def scores(p1: Tensor, p2: Tensor) -> Tensor:
-    """U_ij = p1_i . p2_j / sqrt(D), Eq. 1; q and k stand for them in MHA.
+    """Return U_ij = p1_i . p2_j / sqrt(D) (Eq. 1): (B, H, n, T), FP32 at least. MHA gives q and k.
 
-    p1: (B, H, n, D), p2: (B, H, T, D) or of fewer heads. Returns (B, H, n, T), FP32 at least. The
-    product has the inputs' dtype, except for FP16: it ends at 65504, which p1_i . p2_j may pass.
+    p1: (B, H, n, D). p2: (B, H, T, D), or fewer heads. The product has the inputs' dtype, but FP16
+    inputs are multiplied in FP32, because p1_i . p2_j may exceed 65504, the largest FP16 number.
     """
     wide = torch.promote_types(p1.dtype, torch.float32)
     if p1.dtype == torch.float16:
@@ -30,16 +30,16 @@ def scores(p1: Tensor, p2: Tensor) -> Tensor:
 
 
 def for_heads(x: Tensor, heads: int) -> Tensor:
-    """x of H or fewer heads, (B, H / n, T, D), with each head in n neighbouring places."""
+    """Repeat each head of x, (B, H / n, T, D), n times in a row: (B, H, T, D)."""
     n = heads // x.shape[1]
     return x if n == 1 else x.repeat_interleave(n, dim=1)
 
 
 def shared_matmul(a: Tensor, x: Tensor) -> Tensor:
-    """a @ `for_heads(x, H)`, (B, H, n, K) by (B, H or fewer, K, D), without copying x.
+    """Return a @ `for_heads(x, H)` for a (B, H, n, K) and x (B, H or fewer, K, D), without a copy.
 
-    Heads of a that read one of x are its rows. The product has the inputs' dtype, under autocast
-    too.
+    The rows of all heads of a that read the same head of x form one matrix. The product has the
+    inputs' dtype, also under autocast.
     """
     groups = a.shape[1] // x.shape[1]
     with without_autocast(a):
@@ -50,7 +50,7 @@ def shared_matmul(a: Tensor, x: Tensor) -> Tensor:
 
 
 def softmax(U: Tensor, null: bool = False) -> Tensor:
-    """Softmax over the last dimension; with `null` over one more logit of 0, then left out."""
+    """Softmax over the last dimension. `null` adds a logit of 0 and drops its probability."""
     if not null:
         return U.softmax(dim=-1)
     return F.pad(U, (1, 0)).softmax(dim=-1)[..., 1:]
@@ -59,9 +59,9 @@ def softmax(U: Tensor, null: bool = False) -> Tensor:
 def causal_flow(
     q: Tensor, k: Tensor, *, null: bool = False, documents: Documents | None = None
 ) -> Tensor:
-    """The flow F = Softmax(U) for j <= i: (B, H, T, T), FP32 at least, rows summing to 1.
+    """Return the flow F = Softmax(U) over j <= i: (B, H, T, T), FP32 at least.
 
-    With `null` they sum to less: the rest flows to the null token.
+    Each row sums to 1. With `null` it sums to less, and the rest flows to the null token.
     """
     check_groups(q=q, k=k)
     check_documents(documents, q)
@@ -71,7 +71,7 @@ def causal_flow(
 def causal_attention(
     q: Tensor, k: Tensor, v: Tensor, *, null: bool = False, documents: Documents | None = None
 ) -> Tensor:
-    """Materialised MHA, Y = F V: q, k, v to (B, H, T, D) in their dtype."""
+    """Return MHA, Y = F V, (B, H, T, D) in the dtype of q, k and v. Materialises F."""
     check_groups(q=q, k=k, v=v)
     flow = causal_flow(q, k, null=null, documents=documents)
     return shared_matmul(flow.to(v.dtype), v)
@@ -80,10 +80,10 @@ def causal_attention(
 def attention_step(
     q: Tensor, k: Tensor, v: Tensor, *, null: bool = False, visible: Tensor | None = None
 ) -> Tensor:
-    """Causal attention of n new tokens: the last n rows of `causal_attention`.
+    """Return causal attention of n new tokens, the last n rows of `causal_attention`.
 
-    q: (B, H, n, D) of the new tokens; k, v: (B, H or a divisor of it, T, D) of all tokens, the new
-    ones last. visible: what each of them sees, bool (n, T) or (B, 1, n, T); None: all up to itself.
+    q: (B, H, n, D), the new tokens. k, v: (B, H or a divisor of it, T, D), all tokens, with the new
+    ones last. visible: which tokens each new one sees, bool (n, T) or (B, 1, n, T); None: causal.
     """
     visible = check_step("q", q, visible, k=k, v=v)
     flow = softmax(scores(q, k).masked_fill(~visible, -torch.inf), null)
@@ -99,10 +99,10 @@ def fused_attention(
     null: bool = False,
     documents: Documents | None = None,
 ) -> Tensor:
-    """`causal_attention` by one of PyTorch's kernels: another never takes its place.
+    """`causal_attention` by the named PyTorch kernel, never by another one.
 
-    Documents need FlashAttention: on a GPU its kernel of sequences of unequal length, on a CPU one
-    call a document. Where PyTorch has no such kernel for the inputs it raises RuntimeError.
+    Documents need FlashAttention: a GPU runs its variable-length kernel, a CPU one call per
+    document. PyTorch raises RuntimeError if the kernel does not take the inputs.
     """
     check_groups(q=q, k=k, v=v)
     check_documents(documents, q)
@@ -110,15 +110,15 @@ def fused_attention(
     if documents is not None:
         if kernel != SDPBackend.FLASH_ATTENTION or null:
             name = "FlashAttention with a null logit" if null else kernel.name
-            raise InputError(f"{name} takes no documents in PyTorch; use the backend reference")
-        # As rows of one sequence, (B T, H, D): there every document is an interval.
+            raise InputError(f"{name} takes no documents in PyTorch; use backend 'reference'")
+        # All rows as one sequence, (B T, H, D), in which every document is an interval.
         rows = [for_heads(x, heads).transpose(1, 2).flatten(0, 1) for x in (q, k, v)]
         y = (_rows_on_gpu if q.is_cuda else _rows_on_cpu)(*rows, documents)
         return y.unflatten(0, (q.shape[0], -1)).transpose(1, 2)
     if kernel == SDPBackend.EFFICIENT_ATTENTION:
         k, v, shares = for_heads(k, heads), for_heads(v, heads), False
     if null:
-        # The null token stands first, so that every other one sees it; its own row is left out.
+        # The null token comes first, so every token sees it. Its own row is dropped at the end.
         q, k, v = (F.pad(x, (0, 0, 1, 0)) for x in (q, k, v))
     with sdpa_kernel(kernel):
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=shares)
@@ -126,11 +126,11 @@ def fused_attention(
 
 
 def _rows_on_gpu(q: Tensor, k: Tensor, v: Tensor, documents: Documents) -> Tensor:
-    from torch.nn.attention.varlen import varlen_attn  # it brings the compiler along
+    from torch.nn.attention.varlen import varlen_attn  # here, because it imports the compiler
 
     width, offsets, longest = q.shape[-1], documents.offsets, documents.longest
     options = {"scale": width**-0.5, "window_size": (-1, 0)}
-    if width % 8:  # the kernel takes multiples of 8; zeros change no score
+    if width % 8:  # the kernel needs multiples of 8; zero channels change no score
         q, k, v = (F.pad(x, (0, -width % 8)) for x in (q, k, v))
     return varlen_attn(q, k, v, offsets, offsets, longest, longest, **options)[..., :width]
 
@@ -144,16 +144,16 @@ def _rows_on_cpu(q: Tensor, k: Tensor, v: Tensor, documents: Documents) -> Tenso
 
 
 def check_step(name: str, block: Tensor, visible: Tensor | None, **history: Tensor) -> Tensor:
-    """`visible` of a step, (n, T) where it is None. Raises InputError for what does not fit.
+    """Raise InputError for a step that does not fit; return `visible`, for None the causal (n, T).
 
-    block: (B, H, n, D); history: (B, H or fewer, T, D) each, ending with the block.
+    block: (B, H, n, D). history: (B, H or fewer, T, D) each, with the block's tokens last.
     """
     check_states(**history)
     total = next(iter(history.values())).shape[2]
     if block.ndim != 4 or not 0 < block.shape[2] <= total:
         raise InputError(
             f"{name} has shape {tuple(block.shape)}; give (B, H, n, D) with 1 <= n <= {total}, "
-            "the tokens of a history that ends with the block"
+            "the number of all tokens, the new ones included"
         )
     n = block.shape[2]
     check_groups(**{name: block}, **{key: h[:, :, total - n :] for key, h in history.items()})

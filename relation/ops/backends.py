@@ -1,4 +1,4 @@
-"""Backends by name: which implementation executes an operator, and which one by default."""
+"""The backends by name: the implementations of each operator, and the choice of a default."""
 
 import functools
 import importlib.util
@@ -27,9 +27,9 @@ from relation.variants import MIXERS, ModelConfig
 class Backend:
     """One implementation of one operator.
 
-    eager: it stays outside torch.compile: the reference is measured as it is written, and loops
-    over tokens or tiles would be unrolled into graphs of thousands of nodes. why_not: of a device,
-    the reason why the kernel behind `call` cannot run there, or None.
+    eager: keep it out of torch.compile. Benchmarks measure the reference uncompiled, and the
+    compiler would unroll loops over tokens or tiles into graphs of thousands of nodes. why_not:
+    returns the reason why a device cannot run the kernel behind `call`, or None.
     """
 
     call: Callable[..., Tensor]
@@ -37,18 +37,18 @@ class Backend:
     why_not: Callable[[torch.device], str | None] = lambda device: None
 
     def why_unavailable(self, device: torch.device) -> str | None:
-        """The reason why it cannot run on `device`, or None where it can."""
+        """The reason why the backend cannot run on `device`, or None if it can."""
         if device.type == "cuda" and not torch.cuda.is_available():
             return "PyTorch finds no usable CUDA device"
         return self.why_not(device)
 
     def function(self, compiled: bool) -> Callable[..., Tensor]:
-        """What a model calls; where that is compiled, torch.compile steps around eager ones."""
+        """The function that a model calls. In a compiled model an eager one stays uncompiled."""
         return torch.compiler.disable(self.call) if compiled and self.eager else self.call
 
 
 def _is_older(device: torch.device, major: int) -> bool:
-    """Whether a GPU of NVIDIA has a compute capability below `major`.0."""
+    """Whether an NVIDIA GPU has a compute capability below `major`.0."""
     return torch.version.hip is None and torch.cuda.get_device_capability(device)[0] < major
 
 
@@ -80,7 +80,7 @@ def _why_no_flex_attention(device: torch.device) -> str | None:
     return _why_no_cuda(device)
 
 
-# torch.compile takes the answers as they are at trace time.
+# torch.compile calls these functions once, while it traces, and keeps the answers as constants.
 for _function in (_is_older, _why_no_flash_attention, _why_no_flex_attention):
     _function._dynamo_marked_constant = True
 
@@ -89,7 +89,7 @@ def _sdpa(kernel: SDPBackend, why_not: Callable[[torch.device], str | None]) -> 
     return Backend(partial(fused_attention, kernel=kernel), why_not=why_not)
 
 
-# "calibrated" is Full Relation with attention's logits as Exchange; FlashRelation has SiLU alone.
+# "calibrated" is Full Relation with U as Exchange. It has no "flash": the kernels apply SiLU.
 BACKENDS: dict[str, dict[str, Backend]] = {
     "mha": {
         "reference": Backend(causal_attention, eager=True),
@@ -99,7 +99,7 @@ BACKENDS: dict[str, dict[str, Backend]] = {
     },
     "full": {
         "reference": Backend(full_relation, eager=True),
-        "materialised": Backend(full_relation),  # the same, compiled where the model is
+        "materialised": Backend(full_relation),  # the reference, compiled if the model is
         "tiled": Backend(tiled_relation, eager=True),
         "flex": Backend(flex_relation, why_not=_why_no_flex_attention),
         "flash": Backend(flash_relation, why_not=why_unavailable),
@@ -118,10 +118,10 @@ BACKENDS: dict[str, dict[str, Backend]] = {
 
 
 def get_backend(operator: str, name: str, device: torch.device | str | None = None) -> Backend:
-    """The backend `name` of an operator, "mha", "full", "calibrated" or "linear".
+    """Return the backend `name` of an operator, "mha", "full", "calibrated" or "linear".
 
-    With a device, also checks that it can run there. Raises InputError for an unknown name or a
-    backend that the device cannot run; another one is never taken in its place.
+    Raises InputError for an unknown name and, if a device is given, for a backend that cannot run
+    on it. Never returns another backend instead.
     """
     check_among(operator, BACKENDS, f"unknown operator {operator!r}")
     check_among(name, BACKENDS[operator], f"operator {operator!r} has no backend {name!r}")
@@ -133,14 +133,14 @@ def get_backend(operator: str, name: str, device: torch.device | str | None = No
 
 
 def default_backend(operator: str, x: Tensor, documents: bool = False, null: bool = False) -> str:
-    """The name of the fastest backend that runs x, (B, H, T, D), where nobody named one.
+    """Return the name of the fastest backend that runs x, (B, H, T, D), if the user named none.
 
-    On CUDA the kernels, where device, dtype and head width allow; elsewhere plain PyTorch in memory
-    linear in T. MHA alone has no such form on a GPU for FP64, for BF16 before Ampere, for rows that
-    are no multiple of 16 bytes, and for a null logit in documents.
+    On CUDA it is a kernel if device, dtype and head width allow; otherwise PyTorch in memory linear
+    in T. Only MHA may need its quadratic `reference`: for documents that FlashAttention refuses, on
+    GPUs for FP64, BF16 before Ampere or rows of no multiple of 16 bytes, and on other devices.
     """
     width, narrow = x.shape[3], x.dtype in (torch.bfloat16, torch.float16)
-    # Before Ampere neither Triton nor PyTorch's kernels have BF16.
+    # On GPUs before Ampere neither Triton nor PyTorch's kernels take BF16.
     lacks = x.dtype == torch.float64 or (
         x.is_cuda and x.dtype == torch.bfloat16 and _is_older(x.device, 8)
     )
@@ -148,7 +148,7 @@ def default_backend(operator: str, x: Tensor, documents: bool = False, null: boo
         flashes = _why_no_flash_attention(x.device) is None and not (documents and null)
         if flashes and (not x.is_cuda or (narrow and width <= 256)):
             return "flash"
-        # PyTorch's memory-efficient kernel reads rows in pieces of 16 bytes.
+        # PyTorch's memory-efficient kernel needs rows of a multiple of 16 bytes.
         aligned = width * x.dtype.itemsize % 16 == 0
         return "efficient" if x.is_cuda and aligned and not (documents or lacks) else "reference"
     fits = x.dtype in DTYPES and NARROWEST <= width <= WIDEST
@@ -165,15 +165,15 @@ _BEST = {"mha": "flash", "full": "flash", "linear": "flash", "calibrated": "flex
 
 @functools.cache
 def _warn(operator: str, name: str, dtype: torch.dtype, width: int, device: torch.device) -> None:
-    """Say once why a GPU does not run an operator's fastest backend."""
+    """Warn once per case that a GPU does not run an operator's fastest backend, and say why."""
     best = _BEST[operator]
     why = BACKENDS[operator][best].why_unavailable(device)
-    why = why or f"it does not take {str(dtype).removeprefix('torch.')} in heads of {width} there"
+    why = why or f"it does not take {str(dtype).removeprefix('torch.')} at head width {width} here"
     warnings.warn(f"{operator} on {device} runs {name!r} and not {best!r}: {why}", stacklevel=2)
 
 
 def _say(*choice) -> None:
-    """`_warn`, also where torch.compile traces: it takes no cached function as a constant."""
+    """`_warn`, also under torch.compile, which takes no cached function as a constant."""
     _warn(*choice)
 
 
@@ -182,9 +182,9 @@ _say._dynamo_marked_constant = True
 
 @dataclass(frozen=True)
 class Automatic:
-    """An operator by `default_backend` of what it is given, chosen at each call.
+    """An operator that chooses its `default_backend` again at each call, from its inputs.
 
-    Not a closure: a model that is saved whole, or sent to another process, is pickled with it.
+    A class and not a closure, so that a model that holds it can be pickled.
     """
 
     operator: str
@@ -201,10 +201,10 @@ class Automatic:
 
 @dataclass(frozen=True)
 class Execution:
-    """Backends by operator, names of `relation.ops.BACKENDS`; None takes the fastest that runs.
+    """The backend of each operator, a name in `relation.ops.BACKENDS`; None: the fastest that runs.
 
-    They never change what is computed. compiled: the model will be traced by torch.compile, which
-    then steps around the backends that are marked eager.
+    Backends differ in speed and memory, and all compute the same function. compiled: torch.compile
+    will trace the model, so the backends that are marked eager are excluded from tracing.
     """
 
     mha: str | None = None
@@ -216,9 +216,9 @@ class Execution:
     def calls(
         self, config: ModelConfig, device: torch.device | None = None
     ) -> dict[str, Callable[..., Tensor]]:
-        """The function of each operator that the model uses.
+        """Return the function of each operator that the model uses, by the operator's name.
 
-        Raises InputError for an unknown backend or, given a device, for one it cannot run.
+        Raises InputError for an unknown backend or, with a device, for one that it cannot run.
         """
         functions: dict[str, Callable[..., Tensor]] = {}
         for operator in dict.fromkeys(MIXERS[letter] for letter in config.layout):

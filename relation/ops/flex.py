@@ -1,7 +1,7 @@
-"""Full Relation by FlexAttention, for heads and devices that FlashRelation does not take.
+"""Full Relation by FlexAttention, for head widths and GPUs that FlashRelation does not take.
 
-FlexAttention gives a row's mean information over its history and the logarithm of its normaliser
-(Eq. 12); Self and the count calibration complete the row outside (Eq. 13), so that lambda's
+FlexAttention returns, for each row, the mean information of its history and its log-normaliser
+(Eq. 12). Self and the count calibration are added outside FlexAttention (Eq. 13), so lambda's
 gradient costs nothing.
 """
 
@@ -32,7 +32,7 @@ def _row_mask(length: int, device: torch.device):
 
 
 def _history_mask(p1: Tensor, documents: Documents | None):
-    """Which tokens are history, by blocks; made once a length or batch."""
+    """The block mask of the history, made once per length, or once per `documents`."""
     from torch.nn.attention.flex_attention import create_block_mask
 
     batch, length = p1.shape[0], p1.shape[2]
@@ -56,9 +56,9 @@ def _compiled():
 
 
 def _tiles(p1: Tensor) -> dict[str, int] | None:
-    """Its own choice of tiles up to heads of 256; of wider ones that overflows shared memory.
+    """Kernel options for heads wider than 256, which overflow shared memory by default; else None.
 
-    One stage of its 64 rows and 32 columns takes 128 KiB at 512 columns of 16 bits.
+    One stage of FlexAttention's default 64 rows and 32 columns takes 128 KiB at 512 channels.
     """
     if not p1.is_cuda or p1.shape[3] <= 256:
         return None
@@ -80,13 +80,13 @@ def flex_relation(
 ) -> Tensor:
     """`full_relation` by FlexAttention, on a CUDA GPU in 16 bits or FP32; differentiable once.
 
-    On a CPU PyTorch has no backward pass of it and materialises the scores.
+    On a CPU FlexAttention has no backward pass and materialises the scores.
     """
     from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
     check_relation(lam, tau, documents, p1=p1, p2=p2, info=info)
     wide = torch.promote_types(p1.dtype, torch.float32)
-    # Without its compiler FlexAttention materialises the scores.
+    # Uncompiled, FlexAttention materialises the scores.
     call = _compiled() if p1.is_cuda and not torch.compiler.is_compiling() else flex_attention
     with without_autocast(p1):
         zbar, aux = call(
@@ -97,7 +97,7 @@ def flex_relation(
         p2, info_wide = (for_heads(x, p1.shape[1]).to(wide) for x in (p2, info))
         S = torch.sigmoid((p1.to(wide) * p2).sum(-1) / (tau * p1.shape[-1] ** 0.5))  # (B, H, T)
         i = token_counts(documents, p1, wide)
-        # The first token has no history: its normaliser is empty, and nothing flows into it.
+        # The first token has no history, so its A is -inf and g is 0.
         A = torch.where(i == 1, -torch.inf, aux.lse.to(wide) - lam.to(wide) * i.log())
         g, F_ii = (torch.sigmoid(x)[..., None] for x in (A - S, S - A))
         y = g * zbar.to(wide)

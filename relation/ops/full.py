@@ -1,7 +1,7 @@
-"""Full Relation as the paper writes it: the relation matrix R, its flow F and the transport Y.
+"""Full Relation as the paper writes it: the relation matrix R, the flow F and the transport Y.
 
-This is the definition: every other form of Full Relation is tested against it. It materialises
-T x T matrices.
+This file is the definition of Full Relation. It materialises T x T matrices. The tests compare
+every other implementation with it.
 """
 
 import torch
@@ -22,9 +22,9 @@ def full_flow(
     silu: bool = True,
     documents: Documents | None = None,
 ) -> Tensor:
-    """The normalised flow F = Softmax(R), Eq. 2 and 3.
+    """Return the normalised flow F = Softmax(R) (Eq. 2 and 3), for arguments of `full_relation`.
 
-    Returns (B, H, T, T), lower triangular, rows summing to 1. BF16 inputs round U to BF16; R and
+    F is (B, H, T, T), lower triangular, and each row sums to 1. BF16 inputs round U to BF16. R and
     the softmax are FP32 (FP64 for FP64 inputs).
     """
     check_relation(lam, tau, documents, p1=p1, p2=p2)
@@ -33,7 +33,7 @@ def full_flow(
     E = F.silu(U) if silu else U  # Exchange E_ij, (B, H, T, T)
 
     # R_ij = E_ij - lambda log i for j < i, R_ii = S_i, and -inf for j > i (Eq. 2).
-    i = token_counts(documents, p1, U.dtype)  # (T,), or (B, 1, T) where documents count anew
+    i = token_counts(documents, p1, U.dtype)  # (T,), or (B, 1, T) with documents
     is_self = torch.eye(p1.shape[2], dtype=torch.bool, device=p1.device)
     R = torch.where(is_self, S[..., :, None], E - lam.to(U.dtype) * i.log()[..., None])
     R = R.masked_fill(unseen(documents, p1), -torch.inf)
@@ -51,16 +51,16 @@ def full_relation(
     silu: bool = True,
     documents: Documents | None = None,
 ) -> Tensor:
-    """Full Relation, Y = F I (Eq. 3; Appendix A.1.6): (B, H, T, D) in info's dtype.
+    """Return Full Relation, Y = F I (Eq. 3; Appendix A.1.6): (B, H, T, D) in info's dtype.
 
-    p1, p2: the relation coordinates after RoPE, (B, H, T, D); info: the information after Givens
-    mixing; all in one floating dtype. p2 and info may have fewer heads, a divisor of H, each read
-    by neighbouring heads of p1. lam: the layer's count calibration, a floating tensor, () or (1,).
-    tau: the Self temperature. documents: `relation.Documents`, of which a token sees its own alone;
-    i starts anew in each. transport_self: False is the exchange-only ablation (Appendix D.1), the
-    same flow of which only the entries j < i carry information. silu: False makes Exchange U
-    itself, MHA with Relation's count and Self. Raises InputError for shapes, dtypes or devices that
-    do not fit, an empty dimension, and a tau that is not positive and finite.
+    p1, p2: the relation coordinates after RoPE. info: the information after Givens mixing. Each is
+    (B, H, T, D), all in one floating dtype. p2 and info may have only H / n heads, each read by n
+    neighbouring heads of p1. lam: the layer's count calibration, a floating tensor, () or (1,).
+    tau: the Self temperature. documents: `relation.Documents`; a token sees only its own document,
+    and i restarts at 1 in each. transport_self: False is the exchange-only ablation (Appendix D.1):
+    the same flow, but Self carries no information. silu: False uses U itself as Exchange, which is
+    MHA with Relation's count and Self. Raises InputError for shapes, dtypes or devices that do not
+    fit, an empty dimension, or a tau that is not positive and finite.
     """
     check_groups(p1=p1, p2=p2, info=info)
     flow = full_flow(p1, p2, lam, tau, silu=silu, documents=documents)
@@ -80,18 +80,18 @@ def full_relation_step(
     silu: bool = True,
     visible: Tensor | None = None,
 ) -> Tensor:
-    """Full Relation of n new tokens: the last n rows of `full_relation`.
+    """Return Full Relation of n new tokens, the last n rows of `full_relation`: (B, H, n, D).
 
-    p1: (B, H, n, D) of the new tokens; p2, info: (B, H or a divisor of it, T, D) of all tokens, the
-    new ones last; visible: as `attention_step` takes it. The last token that one sees is itself.
-    No more than n x T scores are formed.
+    p1: (B, H, n, D), the new tokens. p2, info: (B, H or a divisor of it, T, D), all tokens, with
+    the new ones last. visible: as in `attention_step`; the last token that a row sees must be its
+    own. The function computes only n x T scores per head.
     """
     visible = check_step("p1", p1, visible, p2=p2, info=info)  # (n, T) or (B, 1, n, T)
     check_lambda(lam)
     check_device(p1, lam)
     check_tau(tau)
     U = scores(p1, p2)  # (B, H, n, T)
-    # i, how many tokens a row sees, and the column of Self, the last of them; (..., n, 1) each.
+    # i: how many tokens a row sees. self_column: the last of them. Each is (..., n, 1).
     i = visible.sum(-1, keepdim=True).to(U.dtype)
     self_column = visible.shape[-1] - 1 - visible.flip(-1).int().argmax(-1, keepdim=True)
     self_column = self_column.expand(*U.shape[:3], 1)  # (B, H, n, 1)
@@ -104,9 +104,9 @@ def full_relation_step(
 
 
 def check_relation(lam: Tensor, tau: float, documents: Documents | None, **states: Tensor) -> int:
-    """Raise InputError for arguments that do not fit; returns how many heads of p1 share one.
+    """Raise InputError for arguments that do not fit; return how many heads of p1 share one of p2.
 
-    states: p1 first, then p2 and, where it is given, info.
+    states: p1, p2 and optionally info, in this order.
     """
     check_lambda(lam)
     groups = check_groups(**states)

@@ -1,8 +1,7 @@
-"""Linear Relation in plain PyTorch, two forms of one function (Section 5.2, Appendix A.4).
+"""Linear Relation in plain PyTorch, implemented in two ways (Section 5.2, Appendix A.4).
 
-`linear_relation` is the recurrence, the definition; `chunked_linear_relation` unrolls it to a sum
-over historical tokens inside a chunk. Normalisation divides a coordinate by its length or by 1e-12,
-the larger.
+`linear_relation` is the definition, a recurrence over tokens. `chunked_linear_relation` unrolls it
+into a sum over historical tokens inside each chunk. Both divide a coordinate p by max(|p|, 1e-12).
 """
 
 import math
@@ -29,10 +28,10 @@ def _read_write(
     state: Tensor | None,
     documents: Documents | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Checked inputs as (read, write, information, g, C_0), FP32 at least.
+    """Check the inputs and return (read, write, information, g, C_0), FP32 at least.
 
-    read is S p1-hat and write S p2-hat (Eq. 14): Self stands on both sides of the
-    recurrence. A document's first token forgets all, which empties the state.
+    read is S p1-hat and write is S p2-hat (Eq. 14), so Self scales reading and writing. At the
+    first token of a document g is -inf, which empties the state.
     """
     states = {} if state is None else {"state": state}
     checks.check_floating(log_retention=log_retention, **states)
@@ -66,11 +65,11 @@ def linear_relation(
 ) -> tuple[Tensor, Tensor]:
     """Ask Self, Ask Others, Answer, Become Others, one token at a time (Eq. 16).
 
-    p1, p2, info, tau: as `full_relation` takes them. log_retention: g = log alpha <= 0, (B, H, T,
-    D), any floating dtype; -inf forgets all. state: C of the tokens before, (B, H, D, D), the
-    retained channel first; None: C = 0. documents: each starts with C = 0, so no state may be
-    given. Returns y, (B, H, T, D) in info's dtype, and the final state, FP32 (FP64 for FP64
-    inputs), as all sums are. Raises InputError for what does not fit.
+    p1, p2, info, tau: as in `full_relation`. log_retention: g = log alpha <= 0, (B, H, T, D), any
+    floating dtype; -inf forgets everything. state: C after the tokens before, (B, H, D, D), the
+    retained channel first; None: C = 0. documents: each starts with C = 0, so a state may not be
+    given too. Returns y, (B, H, T, D) in info's dtype, and the final C. C and all sums are FP32
+    (FP64 for FP64 inputs). Raises InputError for arguments that do not fit.
     """
     read, write, information, g, C = _read_write(p1, p2, info, log_retention, tau, state, documents)
     alpha = g.exp()
@@ -87,17 +86,17 @@ def linear_relation(
 
 
 def _after(g: Tensor) -> Tensor:
-    """Row j is g_{j+1} + ... + g_T of (..., T, D): what lies between token j and the end."""
+    """For g (..., T, D), row j is g_{j+1} + ... + g_T: log retention from token j to the end."""
     return F.pad(g[..., 1:, :].flip(-2).cumsum(-2).flip(-2), (0, 0, 0, 1))
 
 
 def _within_chunks(read: Tensor, write: Tensor, information: Tensor, g: Tensor) -> Tensor:
-    """Exchange of each token with those before it in its chunk; all (..., CHUNK, D).
+    """Exchange of each token with the earlier tokens of its chunk. All tensors: (..., CHUNK, D).
 
-    By halves: j and t lie in the two halves of one block of 2, 4, ... or CHUNK tokens, and
-    g_{j+1} + ... + g_t is a sum up to that block's middle and one from there. Neither is positive,
-    so their exponentials are factors of write and read. A difference of running sums from the
-    chunk's start would, after a strong retention, have lost the digits of a weak one.
+    For tokens j < t exactly one block of 2, 4, ... or CHUNK tokens has j in its first half and t in
+    its second. g_{j+1} + ... + g_t is a sum up to the block's middle plus a sum after it. Neither
+    sum is positive, so write and read take their exponentials as factors. A difference of running
+    sums from the chunk's start would lose the digits of a weak retention after a strong one.
     """
     exchange = torch.zeros_like(information)
     half = 1
@@ -107,7 +106,7 @@ def _within_chunks(read: Tensor, write: Tensor, information: Tensor, g: Tensor) 
         )
         queries, retained = r * after.cumsum(-2).exp(), w * _after(before).exp()
         answer = (queries @ retained.transpose(-1, -2)) @ v
-        # The first half of a block has nothing before it there.
+        # The first half of a block gets zeros: it reads nothing from this block.
         exchange = exchange + F.pad(answer, (0, 0, half, 0)).flatten(-3, -2)
         half *= 2
     return exchange
@@ -125,13 +124,13 @@ def chunked_linear_relation(
 ) -> tuple[Tensor, Tensor]:
     """`linear_relation` by chunks: the expanded sum inside a chunk, the recurrence between chunks.
 
-    Every exponent is a sum of g, never positive: nothing overflows however strong the retention.
+    Every exponent is a sum of g and never positive, so no exponential overflows.
     """
     read, write, information, g, C = _read_write(p1, p2, info, log_retention, tau, state, documents)
     T = p1.shape[2]
     with without_autocast(p1):
-        # Past the last token nothing is asked or written, and with g = 0 nothing is forgotten.
-        # (B, H, T, D) to (B, H, chunks, CHUNK, D)
+        # (B, H, T, D) to (B, H, chunks, CHUNK, D). The padding after the last token is 0: it reads,
+        # writes and (g = 0) forgets nothing.
         read, write, values, g = (
             F.pad(x, (0, 0, 0, -T % CHUNK)).unflatten(2, (-1, CHUNK))
             for x in (read, write, information, g)

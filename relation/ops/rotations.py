@@ -1,4 +1,4 @@
-"""Rotations: of coordinates by RoPE (Appendix B.3), of information heads by Givens mixing (A.2)."""
+"""RoPE rotates the coordinates (Appendix B.3); Givens mixing rotates information heads (A.2)."""
 
 import math
 
@@ -16,9 +16,9 @@ from relation.kernels.checks import (
     once_differentiable,
 )
 
-# Cosines and sines are an operator of their own: torch.compile would otherwise compute them anew in
-# the kernel that multiplies by them, for each of B x H x T x D numbers. Not by `custom_op`, whose
-# operators import torch._dynamo when they are first called, in every process.
+# An operator computes cosines and sines. Without it, torch.compile would fuse them into the kernel
+# that multiplies by them and compute them again for each of B x H x T x D numbers. `custom_op` is
+# not used: its operators import torch._dynamo at their first call, in every process.
 define("relation::cos_sin", "(Tensor angle) -> (Tensor, Tensor)", tags=torch.Tag.pt2_compliant_tag)
 
 
@@ -33,9 +33,10 @@ def _(angle: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def rope_angles(places: Tensor, width: int, base: float) -> tuple[Tensor, Tensor]:
-    """Cosine and sine tables, both (..., width) FP32, of places (...) in a text, integer.
+    """Return RoPE's cosine and sine tables, both (..., width) FP32, for integer positions (...).
 
-    Channels c and c + width/2 turn by place * base^(-2c / width), so both hold that angle.
+    Channels c and c + width/2 form a pair and have the same angle, place * base^(-2c / width).
+    Raises InputError for an odd width or a base that is not positive and finite.
     """
     if width % 2:
         raise InputError(f"head width {width} is odd; RoPE rotates pairs of channels: make it even")
@@ -47,16 +48,16 @@ def rope_angles(places: Tensor, width: int, base: float) -> tuple[Tensor, Tensor
 
 
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate x (B, H, T, D) by tables (T, D), or (B, T, D) where rows have places of their own.
+    """Rotate x (B, H, T, D) by tables (T, D), or (B, T, D) if positions differ between rows.
 
-    Computed in the tables' FP32 (FP64 for FP64 inputs) and rounded to x's dtype; differentiable
-    once, in x alone.
+    Computed in the tables' FP32 (FP64 for FP64 inputs) and rounded to x's dtype. Differentiable
+    once, only in x.
     """
     return _Rotation.apply(x, cos, sin)
 
 
 class _Rotation(torch.autograd.Function):
-    """The rotation, whose backward is the rotation back; autograd's would take several passes."""
+    """The rotation with a one-pass backward, the inverse rotation; autograd's takes several."""
 
     @staticmethod
     def forward(ctx, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -70,14 +71,14 @@ class _Rotation(torch.autograd.Function):
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor, back: bool) -> Tensor:
-    """By one Triton kernel in eager PyTorch on an NVIDIA GPU, else by the definition."""
+    """Rotate by a Triton kernel in eager PyTorch on an NVIDIA GPU, otherwise in plain PyTorch."""
     single = x.is_cuda and torch.promote_types(x.dtype, cos.dtype) == torch.float32
     if single and is_eager(x, cos, sin) and why_unavailable(x.device) is None:
         from relation.kernels.rotation import rotate
 
         return rotate(x, cos, sin, back)
     sin = -sin if back else sin
-    # As (B, T, H, D), as projections and kernels store it: nothing has to be moved afterwards.
+    # As (B, T, H, D), the layout of projections and kernels, so no copy is needed afterwards.
     wide = x.transpose(1, 2).to(torch.promote_types(x.dtype, cos.dtype))
     first, second = wide.chunk(2, dim=-1)
     rotated = wide * cos.unsqueeze(-2) + torch.cat((-second, first), dim=-1) * sin.unsqueeze(-2)
@@ -85,19 +86,19 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor, back: bool) -> Tensor:
 
 
 def rope(x: Tensor, base: float = 1e4, offset: int = 0) -> Tensor:
-    """Rotate x (B, H, T, D) as positions offset .. offset + T - 1; D is even, base positive."""
+    """Rotate x (B, H, T, D) at positions offset .. offset + T - 1. D is even, base is positive."""
     check_states(x=x)
     places = torch.arange(offset, offset + x.shape[2], device=x.device)
     return apply_rope(x, *rope_angles(places, x.shape[3], base))
 
 
 def givens_mix(info: Tensor, theta: Tensor, layer_index: int) -> Tensor:
-    """Rotate each pair of information heads by its angle: I to I-tilde (Eq. 4).
+    """Rotate each pair of information heads by its angle, I to I-tilde (Eq. 4).
 
-    info: (B, H, T, D) and theta: (H/2,) radians, any floating dtypes. `layer_index` (from 0)
-    chooses the pairing, zero-based: M_A = (0,1)(2,3)... on even layers, M_B = (1,2)(3,4)...(H-1,0)
-    on odd ones. The rotation is computed in FP32 at least (FP64 where info or theta is) and rounded
-    once; returns (B, H, T, D) in info's dtype. Raises InputError for odd H and what does not fit.
+    info: (B, H, T, D), theta: (H/2,) in radians, any floating dtypes. layer_index chooses the pairs
+    of heads: M_A = (0,1)(2,3)... in even layers, M_B = (1,2)...(H-1,0) in odd ones. Layers and
+    heads count from 0. Returns (B, H, T, D) in info's dtype, computed in FP32 at least (FP64 if
+    info or theta is FP64) and rounded once. Raises InputError for odd H and bad arguments.
     """
     check_states(info=info)
     check_floating(theta=theta)
@@ -109,7 +110,7 @@ def givens_mix(info: Tensor, theta: Tensor, layer_index: int) -> Tensor:
         raise InputError(f"theta has shape {tuple(theta.shape)}; H = {heads} needs ({heads // 2},)")
     shift = layer_index % 2
     wide = torch.promote_types(torch.promote_types(info.dtype, theta.dtype), torch.float32)
-    # Over (B, T, H, D), as the heads lie in memory. Rolling by one turns M_B into M_A.
+    # As (B, T, H, D), the order in memory. Rolling the heads by one turns M_B into M_A.
     x = info.to(wide).transpose(1, 2).roll(-shift, dims=2)
     a, b = x.unflatten(2, (-1, 2)).unbind(3)  # (B, T, H/2, D) each
     angle = theta.to(wide)[:, None]

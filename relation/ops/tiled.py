@@ -1,8 +1,8 @@
-"""FlashRelation in plain PyTorch: Full Relation by tiles, never a T x T matrix.
+"""FlashRelation in plain PyTorch: Full Relation by tiles, without a T x T matrix.
 
-Forward is the historical Exchange scan (Eq. 11 to 13, Appendix A.3), with `normalizer` for its l;
-backward is the credit decomposition of Appendix A.1.7, written by hand. It is the CPU's
-FlashRelation. The kernels compute the same, and kernels/README.md derives what they do otherwise.
+The forward pass is the scan over historical Exchange (Eq. 11 to 13, Appendix A.3); `normalizer` is
+the paper's l. The backward pass is the credit decomposition of Appendix A.1.7, written by hand.
+CPUs run this code. The Triton kernels compute the same; kernels/README.md derives the differences.
 """
 
 import math
@@ -20,10 +20,10 @@ TILE = 128
 
 
 def _tiles(length: int, starts: Tensor | None) -> Iterator[tuple[slice, list[slice]]]:
-    """Tiles of tokens, each with the tiles in which some of them have history.
+    """Yield each tile of tokens with the list of tiles that hold history of some of its tokens.
 
-    starts: (B, 1, 1, T), where each token's document begins, or None where rows are documents.
-    torch.compile, which knows no starts, gets all tiles before.
+    starts: (B, 1, 1, T), the first token of each token's document; None: each row is one document.
+    While torch.compile traces, starts has no values, so the list holds all earlier tiles.
     """
     skips = starts is not None and not torch.compiler.is_compiling()
     tiles = [slice(n, min(n + TILE, length)) for n in range(0, length, TILE)]
@@ -33,7 +33,7 @@ def _tiles(length: int, starts: Tensor | None) -> Iterator[tuple[slice, list[sli
 
 
 def _only_history(tile: Tensor, rows: slice, columns: slice, starts: Tensor | None, absent: float):
-    """The tile, with `absent` written to entries (i, j) where token j is no history of token i."""
+    """Write `absent`, in place, to entries (i, j) of a tile if j is not in the history of i."""
     if rows == columns:
         no_history = torch.ones(tile.shape[-2:], dtype=torch.bool, device=tile.device).triu()
         tile = tile.masked_fill_(no_history, absent)
@@ -46,9 +46,9 @@ def _only_history(tile: Tensor, rows: slice, columns: slice, starts: Tensor | No
 def _scan_history(
     p1: Tensor, p2: Tensor, info: Tensor, starts: Tensor | None, silu: bool
 ) -> tuple[Tensor, Tensor]:
-    """Log-normaliser L of Exchange, (..., T), and its mean information zbar, as p1 (Eq. 12).
+    """Return Exchange's log-normaliser L, (..., T), and mean information zbar, like p1 (Eq. 12).
 
-    A document's first token has no history: L = -inf and zbar = 0.
+    The first token of a document has no history: L = -inf and zbar = 0.
     """
     scale, tiny = 1 / math.sqrt(p1.shape[-1]), torch.finfo(p1.dtype).tiny
     L, zbar = p1.new_empty(p1.shape[:-1]), torch.empty_like(p1)
@@ -73,15 +73,15 @@ def _scan_history(
 
 
 def _masses(gap: Tensor) -> tuple[Tensor, Tensor]:
-    """g = sigma(A - S) and F_ii = sigma(S - A), both (..., T, 1), of the gap A - S (..., T).
+    """Return g = sigma(A - S) and F_ii = sigma(S - A), both (..., T, 1), from A - S, (..., T).
 
-    1 - g in place of F_ii would lose the digits of a small one.
+    Computing F_ii as 1 - g would lose the digits of a small F_ii.
     """
     return torch.sigmoid(gap)[..., None], torch.sigmoid(-gap)[..., None]
 
 
 class _TiledRelation(torch.autograd.Function):
-    """p1 is (B, groups, heads that share, T, D) and p2 and info (B, groups, 1, T, D)."""
+    """The scan and its backward. p1: (B, groups, heads per group, T, D), p2 and info: 1 head."""
 
     @staticmethod
     def forward(ctx, p1, p2, info, lam, tau, transport_self, silu, log_i, starts):
@@ -153,7 +153,7 @@ def tiled_relation(
 ) -> Tensor:
     """`full_relation` by tiles (Section 5.1), in memory linear in T; differentiable once.
 
-    Tiles without a token's document are not formed, nor copies of p2 and info for heads that share.
+    Skips tiles without a token of the row's document. Does not copy p2 and info for shared heads.
     """
     groups = check_relation(lam, tau, documents, p1=p1, p2=p2, info=info)
     wide = torch.promote_types(p1.dtype, torch.float32)
@@ -161,7 +161,7 @@ def tiled_relation(
     if documents is not None:
         log_i, starts = log_i[:, None], documents.starts[:, None, None]
     with without_autocast(p1):
-        # (B, H, T, D) to (B, groups, heads that share, T, D)
+        # (B, H, T, D) to (B, groups, heads per group, T, D)
         y = _TiledRelation.apply(
             p1.unflatten(1, (-1, groups)), p2.unflatten(1, (-1, 1)), info.unflatten(1, (-1, 1)),
             lam, tau, transport_self, silu, log_i, starts,
