@@ -262,7 +262,7 @@ def gap(
     for row in lacking:
         seeds.setdefault(title(row.variant), []).append(str(row.seed))
     status = max((row.status for row in lacking), key=["not run", "failed", "oom"].index)
-    reasons = [f"no {name} of it is there", *(row.reason for row in lacking if row.reason)]
+    reasons = [f"no {name} is recorded", *(row.reason for row in lacking if row.reason)]
     if len(lacking) < len(rows):
         names = (f"{variant} of seed {', '.join(numbers)}" for variant, numbers in seeds.items())
         reasons[0] = f"{'; '.join(names)} {status}"

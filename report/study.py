@@ -160,7 +160,7 @@ def worth(runs: pd.DataFrame, folder: Path) -> Section | None:
     if not bars:
         return None
     bars.sort(key=lambda bar: bar.estimate.value)
-    label = "final validation NLL less that of MHA (nat/token)"
+    label = "final validation NLL − MHA’s (nat/token)"
     save(forest(bars, label, margin=fair.MARGIN), folder / "worth.svg")
     return Section("worth", figure=True)
 

@@ -117,7 +117,7 @@ def _decode_cells(operator: str, rows: pd.DataFrame, decode: pd.DataFrame) -> Ce
             yield cell(operator, column, row["decode_seconds"].item(), of=row, reason=why)
         yield cell(operator, "decoded", text=_range(rows["context"]), of=rows)
     elif len(decode) and operator not in DECODES:
-        why = "a token is decoded by kernels of its own, not by this backend"
+        why = "other kernels decode, not this backend"
         for column in (*columns, "decoded"):
             yield cell(operator, column, status="no counterpart", reason=why)
 

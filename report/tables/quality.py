@@ -96,7 +96,7 @@ def main_results(
     rows = rows[~rows["further"].astype(bool)]
     spared = rows.rename(columns={"scale": "row", "reduction": "value"})
     spared = spared[spared.groupby("row")["value"].transform("count") > 0]
-    none = "never reached, and not in the mean"
+    none = "never reached (not in the mean)"
     yield from means(spared.assign(column="token_reduction"), "mean", seeds, none)
     for scale, scale_rows in rows.groupby("scale", sort=False):
         if scale_rows["reduction"].isna().all():
@@ -158,7 +158,7 @@ def _further(row: str, values: pd.DataFrame, spared: pd.DataFrame, planned: set[
     if spared.empty:
         return
     never = spared["reduction"].isna()
-    why = f"never reached, and counted as none: seeds {spans(spared['seed'][never])}"
+    why = f"never reached, counted as none: seeds {spans(spared['seed'][never])}"
     yield cell(row, "further.reached", int((~never).sum()), n=len(spared), of=complete)
     # A mean without the pairs that never reach the target would favour Relation.
     zero = spared.fillna({"reduction": 0.0})

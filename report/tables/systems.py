@@ -67,7 +67,7 @@ def ratio(row: str, column: str, over: pd.DataFrame, under: pd.DataFrame) -> Cel
         return
     took_turns = not any(side["alone"] for side in sides)
     estimate = stats.median_ratio(*(list(side["samples"]) for side in sides), took_turns)
-    why = "" if took_turns else "measured apart, because together they did not fit"
+    why = "" if took_turns else "measured separately, because both did not fit into memory"
     yield cell(row, column, estimate, of=rows, n=len(sides[0]["samples"]), reason=why)
 
 

@@ -149,12 +149,12 @@ PLAN = [wanted(variant, seed) for variant in ("mha", "full") for seed in SEEDS]
 def test_gaps_say_what_is_planned_and_why_it_is_not_there() -> None:
     cells = cells_of("main-results", records(PLAN))
     mean = cells.loc[("10M", "mha_nll", "mean")]
-    assert (mean["status"], mean["reason"]) == ("not run", "no run of it is there")
+    assert (mean["status"], mean["reason"]) == ("not run", "no run is recorded")
     assert cells.loc[("30M", "delta", "value"), "reason"] == "30M is not part of this setting"
     failed = PLAN[:3] + [wanted("full", seed, "oom", "CUDA out of memory") for seed in SEEDS]
     cells = cells_of("app-nll", records(failed))
     one = cells.loc[("10M/43", "full", "value")]
-    assert (one["status"], one["reason"]) == ("oom", "no run of it is there; CUDA out of memory")
+    assert (one["status"], one["reason"]) == ("oom", "no run is recorded; CUDA out of memory")
     assert cells.loc[("10M/43", "mha", "value"), "status"] == "not run"
     assert cells.loc[("10M/43", "delta", "value"), "status"] == "oom"
 
@@ -256,7 +256,7 @@ def test_token_efficiency_of_a_pair_by_hand() -> None:
     assert (never["status"], never["n"]) == ("not reached", 0)
     mean = cells_of("main-results", made).loc[("10M", "token_reduction", "mean")]
     assert (mean["value"], mean["n"]) == (pytest.approx(10.0), 1)
-    assert mean["reason"] == "never reached, and not in the mean: seeds 43"
+    assert mean["reason"] == "never reached (not in the mean): seeds 43"
     only = records(runs=[r for r in runs if r["seed"] == 43], losses=losses)
     reduction = cells_of("main-results", only).loc[("10M", "token_reduction", "mean")]
     assert reduction["status"] == "not reached"
