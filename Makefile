@@ -1,8 +1,8 @@
-# `make` sets up and makes the report of the smoke campaign; `make test` sets up and runs the tests.
+# `make` sets up .venv and makes the report of the smoke campaign. `make help` lists all targets.
 
 PYTHON ?= python3
 BIN := $(CURDIR)/.venv/bin
-# One of locks/: without an NVIDIA GPU, PyTorch's CPU build, which spares gigabytes of CUDA.
+# A file of locks/. Without an NVIDIA GPU: PyTorch's CPU build, which saves gigabytes of CUDA.
 LOCK ?= $(if $(shell command -v nvidia-smi 2>/dev/null),cuda,cpu)
 READY := .venv/.ready-$(LOCK)
 INSTALL := "$(BIN)/python" -m pip install --quiet --disable-pip-version-check --no-deps
@@ -32,29 +32,29 @@ setup: $(READY)
 
 $(READY): pyproject.toml locks/$(LOCK).txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 13) else \
-	  "Python %d.%d is not supported; set PYTHON to one of 3.11, 3.12, 3.13" % v)'
+	  "Python %d.%d is not supported; use 3.11 to 3.13, for example make PYTHON=python3.12" % v)'
 	@for other in .venv/.ready-*; do \
 	  if [ -e "$$other" ] && [ "$$other" != "$@" ]; then rm -rf .venv; fi; done
-	@echo "Setting up .venv with the packages of locks/$(LOCK).txt, in a few minutes"
+	@echo "Setting up .venv with the packages of locks/$(LOCK).txt; this takes a few minutes"
 	[ -x "$(BIN)/python" ] || $(PYTHON) -m venv .venv
 ifeq ($(LOCK),cpu)
 	$(INSTALL) --extra-index-url https://download.pytorch.org/whl/cpu \
 	  "torch==$(shell sed -n 's/^torch==//p' constraints.txt)+cpu"
 endif
 	$(INSTALL) --require-hashes -r locks/$(LOCK).txt
-# compat: a line in a .pth file, so that a script beside the clone sees no other folder relation/.
+# compat: a .pth file, so that a script next to the clone does not import a folder relation/ there.
 	$(INSTALL) --no-build-isolation --config-settings editable_mode=compat -e .
 	@touch $@
 
-# Both locks, from pyproject.toml and constraints.txt; needs uv.
+# Write both locks from pyproject.toml and constraints.txt; needs uv.
 lock:
 	$(UV) -o locks/cuda.txt
 	$(UV) --config-file locks/cpu.toml --no-emit-package torch -o locks/cpu.txt
 
 help:
-	@echo "make            set up .venv, then the smoke campaign on a CPU"
-	@echo "make published  the report of the shipped results, results/published/report/index.html"
-	@echo "make site       that report and the documentation, site/"
-	@echo "make test       set up .venv, then the tests"
-	@echo "make setup      only set up .venv; LOCK=cpu or cuda chooses its versions"
-	@echo "make lock       write locks/ anew from pyproject.toml and constraints.txt, with uv"
+	@echo "make            set up .venv, then run the smoke campaign on a CPU"
+	@echo "make published  write the report of the shipped results, results/published/report/index.html"
+	@echo "make site       write that report and the documentation to site/"
+	@echo "make test       set up .venv, then run the tests"
+	@echo "make setup      only set up .venv; LOCK=cpu or LOCK=cuda chooses its versions"
+	@echo "make lock       write locks/ again from pyproject.toml and constraints.txt, with uv"

@@ -1,7 +1,7 @@
-"""The reproduction as one DAG: data, runs, what is measured on them, the report.
+"""The reproduction as one DAG: data, runs, measurements, report.
 
 `snakemake --cores all` makes the report of the campaign that config.yaml chooses. A job runs again
-where the hash of its specification changed or its output is missing, and for no edit of code.
+if the hash of its specification changed or its output is missing. An edit of code repeats no job.
 """
 
 import sys
@@ -20,9 +20,9 @@ configfile: str(PROJECT / "config.yaml")
 
 try:
     CAMPAIGN = load(config)
-    # What is to be made, by path, with its hash: all but what results/published has.
+    # The hash of every record to make, by path. Records in results/published are left out.
     FILES = CAMPAIGN.files()
-    # The corpora that are prepared as planned. Here a damaged record is refused in one line.
+    # Corpora that are prepared as planned. A damaged record ends the call with a one-line error.
     READY = [
         name
         for name, data in CAMPAIGN.data.items()
@@ -31,10 +31,10 @@ try:
 except InputError as error:
     sys.exit(f"error: {error}")
 FOLDER = CAMPAIGN.folder.as_posix()
-CONFIG = CAMPAIGN.settings_file.as_posix()  # what jobs read, whatever becomes of config.yaml
-# Snakemake counts no GPUs: as many jobs run at once as there are, or `runs_per_gpu` on each.
+CONFIG = CAMPAIGN.settings_file.as_posix()  # jobs read this copy of the configuration
+# Snakemake does not count GPUs. This limit allows `runs_per_gpu` jobs per GPU, one by default.
 ON_GPU = CAMPAIGN.device == "cuda"
-ON_CLUSTER = bool(workflow.resource_settings.default_resources)  # which a cluster's profile has
+ON_CLUSTER = bool(workflow.resource_settings.default_resources)  # set by a cluster's profile
 if "gpu" not in workflow.global_resources:
     workflow.register_resource("gpu", CAMPAIGN.gpu_jobs())
 BIN = str(Path(sys.executable).parent)
@@ -52,7 +52,7 @@ rule all:
     input:
         rules.report.output,
         rules.collect.output,
-        # By themselves too, so that a record that was deleted is made again.
+        # Named here too, so that Snakemake makes deleted records again.
         [f"{FOLDER}/{path}" for path in FILES if not path.startswith("data/")],
 
 

@@ -1,9 +1,9 @@
 """Reference implementation of "Ask Self, Ask Others: Relation Is All You Need".
 
 The library is `relation.ops` (the equations in plain PyTorch), `relation.kernels` (FlashRelation
-and Linear Relation in Triton) and `relation.nn`; each is imported on its first use. All else is the
-pipeline of the reproduction, which needs the extras `pipeline` and `report`. A module imports from
-its own package and from those before it, in the order of `tests/library/test_imports.py`.
+and Linear Relation in Triton) and `relation.nn`; each is imported on its first use. All other
+modules are the reproduction's pipeline, which needs the extras `pipeline` and `report`. A module
+imports only from its package and earlier ones, in the order of `tests/library/test_imports.py`.
 """
 
 from importlib import import_module
@@ -27,7 +27,7 @@ __all__ = [*_PACKAGES, *_HOMES, "__version__"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import on first use: to parse the Snakefile no PyTorch is needed."""
+    """Import on first use, so that the Snakefile can be parsed without PyTorch."""
     if name in _PACKAGES:
         return import_module(f"{__name__}.{name}")
     if name in _HOMES:

@@ -1,10 +1,10 @@
-"""Exactness on this machine: operators, the paper's identities and a step's gradients against FP64.
+"""Check operators, the paper's identities and a training step's gradients against FP64.
 
-The error of an operator or a gradient may be twice that of the definition in the same precision,
-the yardstick, plus a share of the truth's size: 1e-3 for 16 bits, 1e-5 for FP32, 1e-12 for FP64.
+The yardstick is the error of the definition in the same precision. An operator or a gradient may
+have twice that error plus a share of the truth: 1e-3 for 16 bits, 1e-5 for FP32, 1e-12 for FP64.
 
-`operators` checks a campaign's backends of Full and Linear Relation, `gradients` the gradient of
-every parameter in its training step; both judge by `deviations`.
+`operators` checks a campaign's backends of Full and Linear Relation. `gradients` checks every
+parameter's gradient in its training step. Both use `deviations`.
 """
 
 import gc
@@ -30,11 +30,11 @@ from relation.variants import MIXERS, ModelConfig
 Operator = Callable[..., Any]
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
 SLACK = {torch.bfloat16: 1e-3, torch.float16: 1e-3, torch.float32: 1e-5, torch.float64: 1e-12}
-# BF16 rounds a share of flow to 2^-9 of it, the sums of a row and of a score add to that. A mixed
-# entry is rounded once, so that lengths are off by 2^-8 and what comes back by 3 * 2^-9.
+# BF16 rounds a flow value to 2^-9 of it; the sums of a row and of a score add to that. Mixing
+# rounds an entry once: squared lengths are off by 2^-8, entries that are mixed back by 3 * 2^-9.
 _IDENTITY_SLACK = {"bf16": 2.0**-7, "fp32": 1e-5, "fp64": 1e-12}
-# H, T and D of the checks of identities. Of `identity` D is T and of `mixing` T is H, as flow and
-# mixing are read off unit vectors; the recurrence's T is three chunks of the Triton kernel and 8.
+# H, T and D of these checks. Unit vectors show the flow and the mixing, so `identity` needs D = T
+# and `mixing` needs T = H. The recurrence's T is three chunks of the Triton kernel plus 8 tokens.
 _SIZES = {
     "identity": (2, 64, 64),
     "mixing": (8, 8, 1),
@@ -42,15 +42,15 @@ _SIZES = {
     "history": (2, 136, 32),
 }
 _TO_THE_BIT = "no output reads a later token"
-_FORGOTTEN = (0.01, 10.0)  # the most that a token forgets: head 0 keeps nearly all, head 1 little
-_FEWEST_FOR_LARGEST = 16  # of a parameter's gradient with fewer, the RMS alone is checked
-_STANDARD_ERRORS = 4  # of a scale; chance alone passes four once in 16,000
-# Half of the 2% that must be found; the noise of the faulty gradient may take the other half.
+_FORGOTTEN = (0.01, 10.0)  # largest -g per token: head 0 keeps nearly all, head 1 little
+_FEWEST_FOR_LARGEST = 16  # fewer elements are checked by RMS and scale alone
+_STANDARD_ERRORS = 4  # of a scale error; chance alone exceeds four once in 16,000
+# Half of the 2% error that must be found; noise of the faulty gradient may hide the other half.
 _LARGEST_SCALE_ERROR = 0.01
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of lambda, angles and retention where states have `dtype`: FP32 at least."""
+    """The dtype of lambda, angles and retention for states of `dtype`: at least FP32."""
     return torch.promote_types(dtype, torch.float32)
 
 
@@ -59,20 +59,20 @@ def deviations(
     dtype: torch.dtype,
     scales: bool = False,
 ) -> Iterator[dict]:
-    """Rows of error, yardstick and allowed: RMS and largest error of each result over all draws.
+    """Rows of error, yardstick and allowed error: RMS and largest of each result over all draws.
 
-    draws: by name, a result, the definition's in `dtype` and the definition's in FP64.
-    scales: also the scale error |<g, t> / <t, t> - 1|, g the result and t the truth over all draws.
-    BF16's own noise is 1 to 4% of a gradient's RMS, in which 2% more would not show; noise that
-    does not follow the truth averages out in the product. It may be twice the yardstick's plus the
-    slack plus four standard errors of the noisier of both, but never more than 1%, half of the
-    error that must be found.
+    draws: by name, a result, the definition's result in `dtype` and the one in FP64, the truth.
+    scales: add rows of the scale error |<g, t> / <t, t> - 1| of result g and truth t over all
+    draws. BF16's noise is 1 to 4% of a gradient's RMS, so the RMS does not show a scale error of
+    2%. In the product, noise that does not follow the truth averages out. A scale error may be
+    twice the yardstick's plus the slack plus four standard errors (the larger of result and
+    yardstick), but at most 1%, half of the error that must be found.
     """
     drawn: dict[tuple[Any, int], list[Tensor]] = {}
     for results in draws:
         for name, (result, yardstick, truth) in results.items():
             x = torch.stack((result.double() - truth, yardstick.double() - truth, truth.double()))
-            x = x.view(3, -1)  # (3, numbers): the error, the yardstick's and the truth
+            x = x.view(3, -1)  # (3, numbers): errors of result and yardstick, and the truth
             moments = torch.stack((x.square().sum(1), x.abs().amax(1), x @ x[2]), dim=1)
             drawn.setdefault((name, truth.numel()), []).append(moments)  # (3, 3)
     for (name, elements), per_draw in drawn.items():
@@ -99,7 +99,7 @@ def deviations(
 def _results(
     form: Operator, inputs: Sequence[Tensor], grad_outputs: Sequence[Tensor], dtype: torch.dtype
 ) -> list[Tensor]:
-    """An operator's outputs on three states of `dtype` and a parameter, and their gradients."""
+    """An operator's outputs, then the gradients of its three states of `dtype` and parameter."""
     dtypes = (dtype, dtype, dtype, _wide(dtype))
     leaves = [x.to(d, copy=True).requires_grad_() for x, d in zip(inputs, dtypes, strict=True)]
     outputs = form(*leaves)
@@ -111,9 +111,9 @@ def _results(
 def exactness(
     operator: Operator, shape: Sequence[int], dtype: torch.dtype, device: torch.device, draws: int
 ) -> Iterator[dict]:
-    """`deviations` of Full Relation's output and gradients off its definition (Section 3.1).
+    """`deviations` of Full Relation's output and gradients from its definition (Section 3.1).
 
-    operator: of p1, p2, info (1, H, T, D) in `dtype` and lambda; shape: H, T and D.
+    operator: takes p1, p2, info (1, H, T, D) in `dtype` and lambda; shape: H, T and D.
     """
     generator = torch.Generator(device).manual_seed(1)
     heads, length, width = shape
@@ -124,7 +124,7 @@ def exactness(
         stored = torch.randn(4, 1, length, heads, width, device=device, generator=generator)
         *states, dy = stored.to(dtype).transpose(2, 3)
         inputs = (*states, torch.tensor(ModelConfig.lambda_init, device=device))
-        # Uninitialised memory then holds NaN, else it could hold what an earlier launch got right.
+        # This fills new memory with NaN. Otherwise it could hold an earlier launch's right results.
         with deterministic_algorithms(True):
             results = _results(operator, inputs, (dy,), dtype)
         exact = (_results(full_relation, inputs, (dy,), d) for d in (dtype, torch.float64))
@@ -140,7 +140,7 @@ def _draw(check: str, seed: int, device: torch.device, *stacked: int) -> Tensor:
 
 
 def exchange_gate(p1: Tensor, p2: Tensor, lam: Tensor) -> Tensor:
-    """The exchange gate g (B, H, T) of Section 4.2, by its two levels, in FP64."""
+    """The exchange gate g (B, H, T) of Section 4.2, computed from its two levels in FP64."""
     U = scores(p1.double(), p2.double())
     T = U.shape[-1]
     S = torch.sigmoid(U.diagonal(dim1=-2, dim2=-1) / ModelConfig.tau)
@@ -153,8 +153,8 @@ def exchange_gate(p1: Tensor, p2: Tensor, lam: Tensor) -> Tensor:
 def identity_errors(operator: Operator, dtype: torch.dtype, device: torch.device) -> dict:
     """The largest error of three identities of Full Relation (Sections 4.2, 4.3, Appendix A.1.8).
 
-    operator: of p1, p2, info and lambda. The flow is read off what it transports of unit vectors,
-    the gate from the two levels in FP64.
+    operator: takes p1, p2, info and lambda. With unit vectors as info its output is the flow. The
+    gate is that of `exchange_gate`.
     """
     p1, p2, info = _draw("identity", 2, device, 3).to(dtype)
     unit = torch.eye(info.shape[-1], dtype=dtype, device=device).expand_as(info).contiguous()
@@ -173,11 +173,11 @@ def identity_errors(operator: Operator, dtype: torch.dtype, device: torch.device
 
 
 def mixing_errors(mix: Operator, dtype: torch.dtype, device: torch.device) -> dict:
-    """How far the mixing of heads is from orthogonal, at most, under both pairings (Appendix A.2).
+    """The largest deviations of head mixing from orthogonality, in both pairings (Appendix A.2).
 
-    mix: of info (1, H, T, D) in `dtype`, angles (H/2,) and the layer's index. Its matrix M is read
-    off unit vectors: token t has information in head t alone. M^T M must be the identity, and the
-    transpose (the gradient) must undo M.
+    mix: takes info (1, H, T, D) in `dtype`, angles (H/2,) and the layer's index. Here token t has
+    information only in head t, so the output is the mixing matrix M. M^T M must be the identity,
+    and the transpose (the gradient) must undo M.
     """
     heads, unit = _SIZES["mixing"][0], torch.eye(_SIZES["mixing"][0], device=device)
     theta = torch.linspace(-3, 3, heads // 2, dtype=_wide(dtype), device=device)
@@ -191,14 +191,14 @@ def mixing_errors(mix: Operator, dtype: torch.dtype, device: torch.device) -> di
         errors = (residual.diagonal(), residual, undone.double()[0, :, :, 0] - unit)
         largest.append(torch.stack([error.abs().max() for error in errors]))
     names = ("mixing keeps lengths", "mixing keeps inner products", "the transpose undoes mixing")
-    # By PyTorch's maximum: Python's loses what is no number.
+    # PyTorch's maximum keeps NaN, Python's can lose it.
     return dict(zip(names, torch.stack(largest).amax(0).tolist(), strict=True))
 
 
 def expanded(p1: Tensor, p2: Tensor, info: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-    """Linear Relation as the sum over history of Appendix A.4, without a state; FP64.
+    """Linear Relation as the sum over history of Appendix A.4: y and the last state, in FP64.
 
-    What token j wrote reaches token t through D_t ... D_{j+1}, the exponential of a sum of g.
+    Token j's write reaches token t multiplied by D_t ... D_{j+1}, the exponential of a sum of g.
     """
     S = torch.sigmoid((p1 * p2).sum(-1, keepdim=True) / (ModelConfig.tau * p1.shape[-1] ** 0.5))
     read, write = S * F.normalize(p1, dim=-1), S * F.normalize(p2, dim=-1)
@@ -206,7 +206,7 @@ def expanded(p1: Tensor, p2: Tensor, info: Tensor, g: Tensor) -> tuple[Tensor, T
     log_retained = cumulative[:, :, :, None] - cumulative[:, :, None]  # (B, H, t, j, D)
     history = torch.ones(log_retained.shape[2:4], device=g.device).tril(-1).bool()[..., None]
     retained = log_retained.masked_fill(~history, -torch.inf).exp()
-    # E_t = sum over j < t of (read_t . D_t ... D_{j+1} write_j) I_j; d the retained channel.
+    # E_t = sum over j < t of (read_t . D_t ... D_{j+1} write_j) I_j; d: retained channels.
     exchange = torch.einsum("bhtd,bhtjd,bhjd,bhje->bhte", read, retained, write, info)
     remains = (cumulative[:, :, -1:] - cumulative).exp() * write
     return info + exchange, remains.mT @ info
@@ -215,9 +215,9 @@ def expanded(p1: Tensor, p2: Tensor, info: Tensor, g: Tensor) -> tuple[Tensor, T
 def recurrence_errors(
     operator: Operator, dtype: torch.dtype, device: torch.device
 ) -> Iterator[dict]:
-    """`deviations` of a form of Linear Relation, and its gradients, off the recurrence (A.4).
+    """`deviations` of Linear Relation's outputs and gradients from the recurrence (Appendix A.4).
 
-    operator: of p1, p2, info (1, H, T, D) in `dtype` and g, FP32 at least; returns y and the state.
+    operator: takes p1, p2, info (1, H, T, D) in `dtype` and g in at least FP32; returns y, state.
     """
     *states, g, dy, dstate = _draw("recurrence", 4, device, 6).to(dtype)
     g = -torch.tensor(_FORGOTTEN, device=device)[:, None, None] * g.float().sigmoid()
@@ -229,12 +229,12 @@ def recurrence_errors(
 
 
 def history_errors(operator: Operator, states: Tensor, share: Tensor, parameter: Tensor) -> dict:
-    """Whether Exchange reads j < i alone (Section 5.2, Appendix A.4): the largest errors.
+    """The largest errors of "Exchange reads only j < i" (Section 5.2, Appendix A.4), in two tests.
 
-    operator: of p1, p2, info (1, H, T, D) and the `parameter`, lambda or g; states: (3, 1, H, T,
-    D). share: what a token's own information weighs in its output besides Exchange, (1, H, T).
-    Other states from a token on leave earlier outputs the same to the last bit. Other information
-    of one token alone moves its output by its share; relative to the largest output or change.
+    operator: takes p1, p2, info (1, H, T, D) and `parameter`, lambda or g; states: (3, 1, H, T, D);
+    share: weight of a token's own information in its output, without Exchange, (1, H, T).
+    New states from token t on must leave earlier outputs equal to the bit. New information of token
+    t must change its output by its share; that error is relative to the largest output or change.
     """
 
     def output(p1: Tensor, p2: Tensor, info: Tensor) -> Tensor:
@@ -243,7 +243,7 @@ def history_errors(operator: Operator, states: Tensor, share: Tensor, parameter:
 
     y, replacements = output(*states), states.flip(3).roll(1, 4)
     leaks, unexplained = [], []
-    for t in range(1, states.shape[3], 3):  # meets every place in a tile
+    for t in range(1, states.shape[3], 3):  # reaches every position in a tile
         later = torch.cat((states[:, :, :, :t], replacements[:, :, :, t:]), dim=3)
         leaks.append((output(*later) - y)[:, :, :t].abs().max())
         info = states[2].clone()
@@ -259,7 +259,7 @@ def history_errors(operator: Operator, states: Tensor, share: Tensor, parameter:
 
 
 def _identity_rows(errors: dict[str, float], precision: str) -> Iterator[dict]:
-    """Rows of an identity's largest errors, which have no yardstick."""
+    """Rows of the largest errors of identities. They have no yardstick."""
     for name, error in errors.items():
         allowed = 0.0 if name.endswith(_TO_THE_BIT) else _IDENTITY_SLACK[precision]
         row = {"name": name, "measure": "largest", "error": error, "yardstick": None}
@@ -267,7 +267,7 @@ def _identity_rows(errors: dict[str, float], precision: str) -> Iterator[dict]:
 
 
 def _identities(check: Check, full: Operator, device: torch.device) -> Iterator[tuple]:
-    """Every check but exactness: its name, what was checked, in which precision, and its rows."""
+    """Every check except exactness: its name, the operator, the precision, and its rows."""
     linear = get_backend("linear", check.linear, device).call
     backends = (check.backend, full, check.linear, linear, check.precision)
     definition = ("definition", full_relation, "definition", linear_relation, "fp64")
@@ -295,9 +295,9 @@ def _identities(check: Check, full: Operator, device: torch.device) -> Iterator[
 
 
 def operators(check: Check, out: Path) -> None:
-    """Check a campaign's backends of Full and Linear Relation; write a row a checked quantity.
+    """Check a campaign's backends of Full and Linear Relation; write one row per quantity.
 
-    An error above what is allowed is a row too: the report judges it.
+    Too large an error is written too and raises nothing: the report judges it.
     """
     rows: list[dict] = []
     with claim(check.device) as device:
@@ -306,7 +306,7 @@ def operators(check: Check, out: Path) -> None:
         dtype = DTYPES[check.precision]
         with Progress(f"check {check.backend}", len(check.shapes), "shapes") as progress:
             for size in check.shapes:
-                # At T - 1 the last tiles are masked.
+                # With T - 1 tokens the last tiles are masked.
                 for length in dict.fromkeys((size["length"], max(1, size["length"] - 1))):
                     shape = (size["heads"], length, size["width"])
                     errors = exactness(operator, shape, dtype, device, check.draws)
@@ -321,19 +321,19 @@ def operators(check: Check, out: Path) -> None:
     records.write(out, "checks", rows, shared)
 
 
-# Gradients. In FP64 the chunks are the recurrence up to rounding, and launch a few kernels where it
-# launches some for every token.
+# Gradients. In FP64 the chunked form equals the recurrence up to rounding. It launches a few
+# kernels in total, the recurrence some for every token.
 _TRUTH = {"mha": "reference", "full": "reference", "calibrated": "reference", "linear": "chunked"}
 _GAIN, _SPREAD = 0.8, 0.3
 
 
 @torch.no_grad()
 def _draw_weights(model: Decoder, initial: dict[str, Tensor], seed: int) -> None:
-    """Draw weights at which every parameter matters; `initial`: the initial ones by name.
+    """Draw weights for which every parameter matters; initial: the initial weights by name.
 
-    Matrices are normal with sd 0.8/sqrt(inputs), so that scores are of order 1. Angles, scales of
-    norms and retention are moved off their initial values, at which angles are 0. Lambda lies
-    around 1, where Exchange, a sum over i tokens divided by i^lambda, weighs as much as Self.
+    Matrices are normal with sd 0.8/sqrt(inputs), which gives scores of order 1. Norm scales,
+    retention and angles, which start at 0, are drawn around their initial values. Lambda is drawn
+    around 1: Exchange, a sum over i tokens divided by i^lambda, then weighs as much as Self.
     """
     generator = torch.Generator(model.embedding.weight.device).manual_seed(seed)
     for name, parameter in model.named_parameters():
@@ -347,8 +347,8 @@ def _draw_weights(model: Decoder, initial: dict[str, Tensor], seed: int) -> None
 def _draw_tokens(side: Side, seed: int, device: torch.device) -> Tensor:
     """Tokens of an update, (accumulation, micro, T + 1) int64.
 
-    The frequency of a token falls as 1 / rank, as a word's does. Recurring tokens add up to
-    gradients of lambda and angles above BF16's noise; those of uniform tokens cancel.
+    Token frequencies fall as 1 / rank, as those of words do. Gradients of lambda and angles then
+    add up above BF16's noise. With uniform tokens they would cancel.
     """
     generator = torch.Generator().manual_seed(seed)
     vocabulary = side.model.vocab_size
@@ -358,7 +358,7 @@ def _draw_tokens(side: Side, seed: int, device: torch.device) -> Tensor:
 
 
 def _eager_gradients(model: Decoder, tokens: Tensor, precision: str) -> dict[str, Tensor]:
-    """The gradient of the mean NLL by PyTorch's own cross-entropy, in FP32 at least."""
+    """Each parameter's gradient of the mean NLL, by PyTorch's cross-entropy in at least FP32."""
     model.zero_grad()
     for part in tokens:
         with autocast(part.device, precision):
@@ -370,12 +370,12 @@ def _eager_gradients(model: Decoder, tokens: Tensor, precision: str) -> dict[str
 
 
 def gradient_rows(side: Side, scale: str, check: Check, device: torch.device) -> Iterator[dict]:
-    """Rows of the kind `gradients` of one variant, without campaign and origin.
+    """Rows of kind `gradients` for one variant, without campaign and origin.
 
-    Of a step whose kernels the host launches and, where it replays CUDA graphs, of a replay.
+    They cover a step with launched kernels and, if the step uses CUDA graphs, a replayed one.
     """
     model = Decoder(side.model, Execution(**side.backends, compiled=check.compile), device=device)
-    copies: dict[str, Tensor] = {}  # of the step's gradients, by parameter
+    copies: dict[str, Tensor] = {}  # the step's gradients by parameter
 
     def copy(loss: Tensor) -> None:
         """Copy the gradients, after the last backward pass and before clipping."""
@@ -386,7 +386,7 @@ def gradient_rows(side: Side, scale: str, check: Check, device: torch.device) ->
     step = UpdateStep(model, sgd, device, check.precision, check.compile, math.inf, reduce=copy)
     steps = {"launched": [step.uncaptured()]}
     if check.compile and device.type == "cuda":
-        steps["replayed"] = [step, step]  # its first update is launched, the next captures graphs
+        steps["replayed"] = [step, step]  # the first call launches, the next captures graphs
     truth, eager = (Decoder(side.model, Execution(**_TRUTH), device=device) for _ in range(2))
     truth.double()
     initial = {name: tensor.clone() for name, tensor in eager.state_dict().items()}
@@ -397,7 +397,7 @@ def gradient_rows(side: Side, scale: str, check: Check, device: torch.device) ->
         for decoder in (truth, model):
             decoder.load_state_dict(eager.state_dict())
         tokens = _draw_tokens(side, seed, device)
-        # In FP64 one batch is as good as several.
+        # FP64 needs no micro-batches.
         exact = _eager_gradients(truth, tokens.flatten(0, 1)[None], "fp64")
         yardstick = _eager_gradients(eager, tokens, check.precision)
         batches = [(part[:, :-1].contiguous(), part[:, 1:].contiguous()) for part in tokens]
@@ -429,16 +429,16 @@ def gradient_rows(side: Side, scale: str, check: Check, device: torch.device) ->
 def gradients(check: Check, out: Path) -> None:
     """Check the gradient of every parameter of the campaign's training step against FP64.
 
-    A compiler can lose or mis-scale a gradient without an error, and training would go on. The
-    step is the campaign's: its loss, compilation, precision and backends. Prints every gradient
-    that is wrong; raises RunError where one is.
+    A compiler bug can drop or mis-scale a gradient silently, and training would still run. The
+    step uses the campaign's loss, compilation, precision and backends. Prints every wrong gradient
+    and raises RunError if there is one.
     """
     rows: list[dict] = []
     progress = Progress("check gradients", len(check.gradients), "variants")
     with claim(check.device) as device, progress:
         for side, scale in zip(check.gradients, check.gradient_scales, strict=True):
             rows += gradient_rows(side, scale, check, device)
-            # No variant lends another compiled code or the memory of its graphs.
+            # The next variant must not reuse compiled code or hold the memory of these graphs.
             torch.compiler.reset()
             gc.collect()
             progress.advance(1, side.variant)
@@ -451,6 +451,6 @@ def gradients(check: Check, out: Path) -> None:
     if wrong:
         raise RunError(
             f"the gradient of {wrong[0]['variant']} {wrong[0]['parameter']} is wrong with PyTorch "
-            f"{torch.__version__}, {len(wrong)} errors above: train nothing, use the pinned "
-            "versions, or `compile: false` in config.yaml where the campaign compiles"
+            f"{torch.__version__}, {len(wrong)} errors above: do not train; use the pinned "
+            "versions, or set `compile: false` in the campaign's file"
         )

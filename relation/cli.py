@@ -1,8 +1,8 @@
-"""The command line: what Snakemake's rules call, and what a person asks of a campaign.
+"""Plan, run and report a campaign. Snakemake's rules call the same commands.
 
-Rules give --config, the resolved configuration that they were planned with, and --hash, that of the
-job; a job whose specification has another hash is refused. By hand, choices of config.yaml can be
-given as KEY=VALUE. PyTorch is imported by the commands that need it.
+A rule passes --config, the resolved configuration of its plan, and --hash, the hash of its job. A
+job whose specification has another hash is refused. By hand, choices of config.yaml can be given
+as KEY=VALUE. Only the commands that need PyTorch import it.
 """
 
 import argparse
@@ -24,32 +24,32 @@ RUN = "SCALE/VARIATION/VARIANT/SEED"
 
 
 def _campaign(options: Namespace) -> Campaign:
-    """The campaign that --config and the choices name; books, for a report of what is shipped."""
+    """The campaign that --config and the choices select; `books` for `report --published`."""
     if getattr(options, "published", False):
         if options.choices or options.config != CONFIG:
-            raise InputError("--published takes no choices: it shows what is shipped")
+            raise InputError("--published takes no choices: it reports all that is shipped")
         return load({"campaign": "books"})
     choices = {}
     for choice in options.choices:
         key, equals, value = choice.partition("=")
         if not equals:
-            raise InputError(f"{choice!r} is no choice; give KEY=VALUE as in config.yaml")
+            raise InputError(f"{choice!r} is not a choice; give KEY=VALUE as in config.yaml")
         choices[key] = value if key in ("vary", "campaign", "corpus") else parsed(value)
     return load(options.config, **choices)
 
 
 def _check_hash(options: Namespace, hash: str, job: str) -> None:
-    """Refuse a job whose specification is not the one that its rule was planned with."""
+    """Raise InputError if a job's specification is not the one that its rule was planned with."""
     if options.hash not in (None, hash):
         raise InputError(
-            f"{job}: its specification is {hash}, planned was {options.hash}: the configuration "
-            "or the code of the plan changed meanwhile; start snakemake again"
+            f"{job}: the specification's hash is {hash}, planned was {options.hash}; the "
+            "configuration or the planning code has changed since then; start snakemake again"
         )
-    records.commit()  # kept for the job's records: that of the code which now runs
+    records.commit()  # cached now: the records must name the code that runs, not a later commit
 
 
 def _begin(options: Namespace, hash: str, job: str) -> None:
-    """Check the hash; then take one thread, as their number decides the order of sums."""
+    """Check the hash and use one thread, because the number of threads changes rounding."""
     import torch
 
     _check_hash(options, hash, job)
@@ -57,17 +57,17 @@ def _begin(options: Namespace, hash: str, job: str) -> None:
 
 
 def _data(campaign: Campaign, run: Run) -> Path:
-    """The prepared corpus of a run. Raises InputError unless it is there, of this specification."""
+    """A run's data folder. Raises InputError if it is missing or has another specification."""
     folder = campaign.folder / "data" / run.data.name
     if set(records.read(folder / "data.parquet", "data")["hash"]) != {run.data.hash}:
         raise InputError(
-            f"{folder} holds other texts or settings than {run.name} is planned with; run snakemake"
+            f"{folder} holds other texts or settings than {run.name} needs; run snakemake"
         )
     return folder
 
 
 def _checkpoint(campaign: Campaign, run: Run) -> Path:
-    """The checkpoint of a run. Raises InputError unless it is there, of this specification."""
+    """A run's checkpoint. Raises InputError if it is missing or has another specification."""
     folder = campaign.folder / "runs" / run.name
     path, record = folder / "model.safetensors", folder / "run.parquet"
     if not (path.exists() and record.exists()):
@@ -78,11 +78,11 @@ def _checkpoint(campaign: Campaign, run: Run) -> Path:
     from relation.train.checkpoint import trained_as
 
     if {trained_as(path)} | set(records.read(record, "runs")["hash"]) != {run.hash}:
-        raise InputError(f"{path} was not trained as {run.hash}, which is now planned")
+        raise InputError(f"{path} was not trained as {run.hash}, the planned run; train it again")
     return path
 
 
-# The jobs of the rules. A command returns what is printed when a person called it.
+# The rules' jobs. `_run` prints what a command returns, unless Snakemake called it.
 
 
 def _prepare(campaign: Campaign, options: Namespace) -> Path:
@@ -111,8 +111,8 @@ def _train(campaign: Campaign, options: Namespace) -> Path | None:
     from relation.train.run import train
 
     leads = not launched or os.environ["RANK"] == "0"
-    if leads:  # by this line `status` knows whose log it is; the run's lock follows at once
-        print(f"{run.name} is trained as {run.hash}", file=sys.stderr)
+    if leads:  # `status` finds the hash of the log's run in this line
+        print(f"{run.name}: training, specification {run.hash}", file=sys.stderr)
     _begin(options, run.hash, run.name)
     out = campaign.folder / "runs" / run.name
     train(run, data, out, campaign.folder / "work", campaign.runs_per_gpu)
@@ -120,10 +120,10 @@ def _train(campaign: Campaign, options: Namespace) -> Path | None:
 
 
 def _under_torchrun(processes: int) -> None:
-    """Start this very command as torchrun does. Raises SystemExit where a process failed.
+    """Run this same command under torchrun. Raises SystemExit if a process fails.
 
-    A process that failed has said why, so torchrun's own account is left out; one that was killed
-    could not.
+    A failed process prints its own error, so torchrun's report is hidden. A killed process cannot
+    print one, so this function does.
     """
     import logging
     import tempfile
@@ -163,7 +163,7 @@ def _length(campaign: Campaign, options: Namespace) -> Path:
 
     run = campaign.run(options.target)
     if campaign.length is None:
-        raise InputError(f"campaign {campaign.name} has no section `length`")
+        raise InputError(f"campaign {campaign.name} has no section `length`; add one to its file")
     _begin(options, campaign.length.hash(run), f"long texts of {run.name}")
     out = campaign.folder / "length" / run.name
     data, checkpoint = _data(campaign, run), _checkpoint(campaign, run)
@@ -221,7 +221,7 @@ def _report(campaign: Campaign, options: Namespace) -> Path:
     return folder / "report" / "index.html"
 
 
-# What a person asks.
+# Commands for users.
 
 
 def _duration(hours: float) -> str:
@@ -233,7 +233,7 @@ def _duration(hours: float) -> str:
 def _plan(campaign: Campaign, options: Namespace) -> None:
     from relation.data.corpus import check_texts
 
-    # What is chosen, and what of it is shipped.
+    # The chosen runs, and how many of them are shipped.
     print(f"{campaign.title}: {campaign.description}")
     for scale, variant in dict.fromkeys((run.scale, run.variant) for run in campaign.runs):
         models = (r.model for r in campaign.runs if (r.scale, r.variant) == (scale, variant))
@@ -245,35 +245,35 @@ def _plan(campaign: Campaign, options: Namespace) -> None:
     chosen = f"{len(campaign.runs)} runs are chosen; {len(shipped)} of them are shipped."
     print(chosen, *campaign.unmeasured(), sep="\n")
 
-    # What is to be made: jobs by their folder, each counted by the one file that all of them write.
+    # The jobs to run, by folder. Each job is counted by one of its files; `further` are the rest.
     files, folder = campaign.files().items(), campaign.folder
     todo = [path for path, hash in files if not records.is_made(folder / path, hash)]
     if not todo:
-        print("Nothing is to be made but the report.")
+        print("Nothing is to be made except the report.")
         return
     further = ("losses", "probes", "curves", "maps", "gradients")
     jobs = Counter(path.split("/")[0] for path in todo if Path(path).stem not in further)
     names = {"runs": "train", "flow": "diagnose", "data": "prepare"}
     print("To be made:", ", ".join(f"{n} {names.get(job, job)}" for job, n in jobs.items()))
 
-    # What it takes.
+    # The time and the disk space that they need.
     runs = [run for run in campaign.runs if f"runs/{run.name}/run.parquet" in todo]
     hours, speeds = Counter(), campaign.expected_tokens_per_second
     for run in (run for run in runs if speeds[run.scale]):
         hours[f"{run.scale}/{run.variation}"] += run.budget_tokens / speeds[run.scale] / 3600
     lines = [f"  {name}: {_duration(value)} of training" for name, value in hours.items()]
-    lines += [f"  {name}: no expected_tokens_per_second" for name in speeds if not speeds[name]]
+    lines += [f"  {name}: no expected_tokens_per_second set" for name in speeds if not speeds[name]]
     unit = "GPU" if campaign.device == "cuda" else "core"
     disk = sum(4 * parameter_count(run.model) for run in runs) / 2**20  # FP32
     if hours:
         time = _duration(hours.total())
-        lines.append(f"Training takes some {time} of one {unit} at expected speeds.")
+        lines.append(f"Training takes about {time} of one {unit} at the expected speeds.")
     print(*lines, f"Checkpoints take {disk:,.0f} MiB of disk.", sep="\n")
     old = [run.name for run in runs if (folder / f"runs/{run.name}/run.parquet").exists()]
     if old:
         print(f"These runs take the place of {len(old)} finished of another text or other keys:")
         print(*(f"  {name}" for name in old[:3]), *["  ..."] * (len(old) > 3), sep="\n")
-    # Last, so that without the texts the plan is printed all the same. `make` goes no further.
+    # Last, to print the plan even if texts are missing. The error then stops `make`.
     for path in (Path(path) for path in todo if path.startswith("data/")):
         check_texts(campaign.data[path.parent.name])
 
@@ -302,11 +302,11 @@ def _status(campaign: Campaign, options: Namespace) -> None:
         lines.append(f"{name}: " + ", ".join(f"{n} {state}" for state, n in counts.items()))
     print(*lines, *campaign.unmeasured(), sep="\n")
     if total["stopped"]:
-        print("Stopped runs go on, or begin again, when snakemake is started again.")
+        print("Start snakemake again: stopped runs resume, or start over without a saved state.")
 
 
 def _last_line(log: Path, hash: str) -> str:
-    """What a run's log says last; nothing where it is of another specification."""
+    """The last line of a run's log; empty if the log belongs to another specification."""
     text = log.read_text(errors="replace") if log.exists() else ""
     return text.strip().splitlines()[-1].strip() if hash in text else ""
 
@@ -354,7 +354,7 @@ def _config(campaign: None, options: Namespace) -> str:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Tells a wrong call as every other bad input, in one line. Abbreviations are rejected."""
+    """Reports a wrong call in one line, as InputError. Rejects abbreviated options."""
 
     def __init__(self, **options) -> None:
         super().__init__(**{"allow_abbrev": False, **options})
@@ -374,42 +374,42 @@ def build_parser() -> argparse.ArgumentParser:
         if target is not None:
             command.add_argument("target", metavar=target)
         command.add_argument("--config", type=Path, default=CONFIG, help="default: config.yaml")
-        command.add_argument("--hash", help="given by Snakemake: the job's, or it is refused")
+        command.add_argument("--hash", help="set by Snakemake: the job must have this hash")
         command.add_argument(
-            "choices", nargs="*", metavar="KEY=VALUE", help="choices of config.yaml"
+            "choices", nargs="*", metavar="KEY=VALUE", help="keys of config.yaml, as in scales=10M"
         )
         return command
 
-    add("plan", _plan, "what a campaign computes, and what of it is still to be made")
-    add("status", _status, "how far a campaign is")
-    add("config", _config, "print the reference of the keys of the configuration")
+    add("plan", _plan, "show what a campaign computes and which jobs remain")
+    add("status", _status, "show the progress of a campaign")
+    add("config", _config, "print the reference of all configuration keys")
     add("prepare", _prepare, "tokenise one corpus", "CORPUS-VOCABULARY")
-    train = add("train", _train, "train one run, or go on with a killed one", RUN)
-    train.add_argument("--processes", type=int, default=1, help="a GPU each, under torchrun")
+    train = add("train", _train, "train one run, or resume a killed one", RUN)
+    train.add_argument("--processes", type=int, default=1, help="one per GPU, under torchrun (1)")
     add("diagnose", _diagnose, "measure the flow of a run's checkpoint", RUN)
-    add("length", _length, "read texts longer than a run was trained on", RUN)
+    add("length", _length, "measure a run's checkpoint on texts longer than its context", RUN)
     add("recall", _recall, "train one mixer on associative recall", "MIXER")
     bench = add("bench", _bench, "run one benchmark", "BENCHMARK/SCALE")
-    bench.epilog = "`bench operators --help`: compare operators of any shape."
+    bench.epilog = "To compare operators of any shape, see `bench operators --help`."
     add("check", _check, "check operators and gradients against FP64")
-    add("collect", _collect, "join the records of a campaign's jobs, one file a kind")
-    report = add("report", _report, "write the report of a campaign, or of what is shipped")
-    report.add_argument("--published", action="store_true", help="of results/published")
+    add("collect", _collect, "join the records of a campaign's jobs, one file per kind")
+    report = add("report", _report, "write the report of a campaign or of results/published")
+    report.add_argument("--published", action="store_true", help="report results/published")
     add("publish", _publish, "merge a campaign's records into results/published")
-    generate = add("generate", _generate, "continue a prompt from a run's checkpoint", RUN)
-    generate.add_argument("--prompt", required=True, help="<|endoftext|> begins a new document")
-    generate.add_argument("--tokens", type=int, default=200, help="at most so many (200)")
-    generate.add_argument("--temperature", type=float, default=1.0, help="0: the likeliest (1)")
-    generate.add_argument("--top-k", type=int, help="draw among the k likeliest (all)")
-    generate.add_argument("--top-p", type=float, default=1.0, help="or the fewest that reach it")
-    generate.add_argument("--seed", type=int, default=0, help="of the draws (0)")
-    export = add("export", _export, "write a run as a folder for transformers", RUN)
-    export.add_argument("--folder", type=Path, required=True, help="one that is not there yet")
+    generate = add("generate", _generate, "continue a prompt with a run's checkpoint", RUN)
+    generate.add_argument("--prompt", required=True, help="<|endoftext|> starts a new document")
+    generate.add_argument("--tokens", type=int, default=200, help="tokens to write, at most (200)")
+    generate.add_argument("--temperature", type=float, default=1.0, help="0: likeliest token (1)")
+    generate.add_argument("--top-k", type=int, help="draw from the k likeliest tokens (all)")
+    generate.add_argument("--top-p", type=float, default=1.0, help="keep this much probability (1)")
+    generate.add_argument("--seed", type=int, default=0, help="random seed (0)")
+    export = add("export", _export, "write a run as a folder that transformers can load", RUN)
+    export.add_argument("--folder", type=Path, required=True, help="new folder to write")
     return parser
 
 
 def _run(arguments: list[str]) -> None:
-    """Run one command; what it returns is printed for a person, who gives no --hash."""
+    """Run one command. Print its result unless Snakemake called it, with --hash."""
     if arguments[:2] == ["bench", "operators"]:
         from relation.bench import operators
 
@@ -429,8 +429,8 @@ def _run(arguments: list[str]) -> None:
 def main(arguments: list[str] | None = None) -> int:
     """Run one command and return the exit status.
 
-    2 for an error that one line explains; as a shell counts signals, 130 for Ctrl-C and 141 for a
-    reader of standard output that went away.
+    0: success. 2: an error, explained in one line. As for signals in a shell, 130: Ctrl-C, and
+    141: the reader of standard output closed it.
     """
     try:
         try:
@@ -442,7 +442,7 @@ def main(arguments: list[str] | None = None) -> int:
         print("\ninterrupted: the same command goes on from what is there", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # The interpreter flushes standard output once more as it exits.
+        # The interpreter flushes standard output again at exit, which must not fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except RelationError as error:
@@ -450,11 +450,11 @@ def main(arguments: list[str] | None = None) -> int:
     except OSError as error:
         file = f"{error.filename}: " if error.filename else ""
         reason = error.strerror or str(error).partition("\n")[0]
-        message = f"{file}{reason}; mend that and run the same command again"
+        message = f"{file}{reason}; mend this and run the same command again"
     except ModuleNotFoundError as error:
         name = (error.name or "").partition(".")[0]
         if name in ("", "relation", "report"):
             raise
-        message = f"{name} is not installed; `make setup` installs all"
+        message = f"{name} is not installed; `make setup` installs every package"
     print(f"error: {message}", file=sys.stderr)
     return 2

@@ -1,8 +1,8 @@
-"""The configuration: every key with its type, its bounds and what it means.
+"""The configuration: every key with its type, bounds and meaning.
 
-`config.yaml` chooses a campaign and what of it to run; `config/<campaign>.yaml` is one campaign,
-on at most one `base`. An option of a run is set by the campaign, over it by the scale, over that by
-a variation; in each, `overrides` set what single variants differ in.
+`config.yaml` chooses a campaign and which of its runs to make. `config/<campaign>.yaml` defines one
+campaign, with at most one `base`. A run takes an option from its variation, else from its scale,
+else from the campaign. In each of them `overrides` sets options of single variants.
 `python -m relation config` prints the reference of the keys from these types.
 """
 
@@ -59,24 +59,24 @@ ScaleName = Annotated[Name, AfterValidator(_known)]
 
 
 def key(description: str, **bounds: Any) -> Any:
-    """A key that may be left out, with what it means."""
+    """An optional key and its meaning."""
     return Field(default=None, description=description, **bounds)
 
 
 def need(description: str, **bounds: Any) -> Any:
-    """A key that a base may give, and that may not be missing once bases are merged."""
+    """A key that must have a value once the bases are merged."""
     return Field(description=description, **bounds)
 
 
 class Section(BaseModel):
-    """A mapping of the configuration. A file may leave out every key: a base may give it."""
+    """A mapping of the configuration. A file may leave out any key that its base has."""
 
     model_config = ConfigDict(allow_inf_nan=False, frozen=True)
 
     @model_validator(mode="before")
     @classmethod
     def _reject_unknown(cls, values: Any) -> Any:
-        """Refuse an unknown key, with the nearest known one."""
+        """Raise InputError for an unknown key, with the nearest known one."""
         of_model = (
             ModelConfig.__dataclass_fields__.keys() - cls.model_fields.keys() - {"vocab_size"}
         )
@@ -94,59 +94,59 @@ class Section(BaseModel):
 class Backends(Section):
     """The backend of each operator."""
 
-    mha: MhaBackend = key("Of MHA")
-    full: FullBackend = key("Of Full Relation")
-    linear: LinearBackend = key("Of Linear Relation")
+    mha: MhaBackend = key("Backend of MHA")
+    full: FullBackend = key("Backend of Full Relation")
+    linear: LinearBackend = key("Backend of Linear Relation")
 
 
 class Options(Section):
-    """What determines a run, and how it is executed."""
+    """The options that determine a run, and how it is executed."""
 
     corpus: StrictStr = key("Name of the corpus, one of `corpora`")
-    vocabulary: StrictInt = key("Entries of the tokenizer", ge=257, le=65536)
-    layers: Count = key("Layers of the model")
+    vocabulary: StrictInt = key("Vocabulary size of the tokenizer", ge=257, le=65536)
+    layers: Count = key("Number of layers")
     d_model: Count = key("Width d of the model")
-    heads: Count = key("Heads of a layer")
-    kv_heads: Count | None = key("Heads of the second coordinate and of information; null: `heads`")
+    heads: Count = key("Heads per layer")
+    kv_heads: Count | None = key("Heads of p2 and information; null: as many as `heads`")
     d_ff: Count = key("Width of the feed-forward network")
-    context: Count = key("T, tokens predicted by one window")
+    context: Count = key("T, the tokens that one window predicts")
     micro: Count = key("Sequences in a micro-batch")
-    accumulation: Count = key("Micro-batches in an update")
-    tokens_per_update: Count = key("Predicted tokens of an update: micro x accumulation x context")
-    budget_tokens: Count = key("Predicted tokens of a whole run")
-    warmup_tokens: Count = key("Predicted tokens over which the rate rises from zero")
-    learning_rate: Positive = key("The rate after the warm-up")
-    learning_rate_factor: Positive = key("What the learning rate is multiplied by")
-    init_std: Deviation = key("Deviation of initial weights: a number, 1/sqrt(d) or sqrt(2/(5d))")
-    linear_init: Literal["normal", "torch"] = key("Initial projections; torch: as nn.Linear")
-    embedding_std: Deviation | None = key("Deviation of the initial embedding; null: init_std")
-    embedding_multiplier: Positive | Literal["sqrt(d)"] | None = key("Of the embedding; null: 1")
+    accumulation: Count = key("Micro-batches per update")
+    tokens_per_update: Count = key("Predicted tokens per update: micro x accumulation x context")
+    budget_tokens: Count = key("Predicted tokens of the whole run")
+    warmup_tokens: Count = key("Predicted tokens over which the learning rate rises from zero")
+    learning_rate: Positive = key("Learning rate after the warm-up")
+    learning_rate_factor: Positive = key("Factor on the learning rate")
+    init_std: Deviation = key("SD of initial weights: a number, 1/sqrt(d) or sqrt(2/(5d))")
+    linear_init: Literal["normal", "torch"] = key("Initial projections; torch: as in nn.Linear")
+    embedding_std: Deviation | None = key("SD of the initial embedding; null: init_std")
+    embedding_multiplier: Positive | Literal["sqrt(d)"] | None = key("Scales embeddings; null: 1")
     scale_residual_init: StrictBool = key("Whether W_O and W_down start divided by sqrt(2L)")
-    paired_weights: Literal["shared", "separate"] = key("Whether a pair starts alike")
+    paired_weights: Literal["shared", "separate"] = key("shared: a pair starts with equal weights")
     norm_eps: Positive = key("Epsilon of RMSNorm")
     betas: Annotated[list[Annotated[Positive, Field(lt=1)]], Field(min_length=2, max_length=2)] = (
         key("Betas of AdamW")
     )
     weight_decay: Annotated[float, Field(strict=True, ge=0)] = key("Weight decay of AdamW")
-    gradient_clip: Positive = key("Bound of the gradient's global L2 norm")
+    gradient_clip: Positive = key("Maximum global L2 norm of the gradient")
     adam_eps: Positive = key("Epsilon of AdamW")
-    decay_embedding: StrictBool = key("Whether weight decay reaches the tied embedding")
-    decay_vectors: StrictBool = key("Whether it reaches norms, lambda, angles, A_log and dt_bias")
-    plateau_fraction: Positive = key("Share of the tokens before the rate falls to zero", lt=1)
-    document_mask: Literal["none", "documents"] = key("documents: a token sees its own one alone")
-    device: Literal["cpu", "cuda"] = key("Where runs compute")
-    precision: Literal["fp32", "bf16"] = key("bf16: BF16 autocast over FP32 master weights")
-    compile: StrictBool = key("Whether torch.compile builds the training step")
-    backends: Backends = key("Backend of each operator; computes the same mathematics")
-    deterministic: StrictBool = key("Whether a GPU gives the same bits every time, at a cost")
-    checkpoint_seconds: Positive = key("A resume state is saved this long after the last, seconds")
-    divergence: Literal["fail", "record"] = key("Whether a loss that is not finite fails or counts")
-    probes: Count = key("Looks at the flow while a run trains, one in each such part of its budget")
-    validations: Count = key("Validation NLLs while a run trains, in each such part of its budget")
-    validation_tokens: Count = key("Tokens of the validation split, from its first, that they read")
-    flow_sequences: Count = key("Sequences that a checkpoint is diagnosed on (Appendix B.4)")
-    flow_length: Count = key("Tokens of a sequence whose flow is measured; at most the context")
-    rank_length: Count = key("Tokens of a sequence whose spectra are measured; at most the context")
+    decay_embedding: StrictBool = key("Whether weight decay applies to the tied embedding")
+    decay_vectors: StrictBool = key("Weight decay also on norms, lambda, angles, A_log and dt_bias")
+    plateau_fraction: Positive = key("Share of the budget before the rate falls to zero", lt=1)
+    document_mask: Literal["none", "documents"] = key("documents: a token sees only its document")
+    device: Literal["cpu", "cuda"] = key("Device of the runs")
+    precision: Literal["fp32", "bf16"] = key("bf16: BF16 autocast with FP32 master weights")
+    compile: StrictBool = key("Whether torch.compile compiles the training step")
+    backends: Backends = key("Backend of each operator; all compute the same mathematics")
+    deterministic: StrictBool = key("Whether a GPU repeats results to the bit; slower")
+    checkpoint_seconds: Positive = key("Seconds from one saved resume state to the next")
+    divergence: Literal["fail", "record"] = key("On a non-finite loss: fail, or record the run")
+    probes: Count = key("Flow probes in training, evenly spaced; one more at the start")
+    validations: Count = key("Validation NLLs in training, evenly spaced; one more at the start")
+    validation_tokens: Count = key("First tokens of the validation split for `validations`")
+    flow_sequences: Count = key("Validation sequences per diagnosed checkpoint (Appendix B.4)")
+    flow_length: Count = key("First tokens of a sequence for flow metrics; at most the context")
+    rank_length: Count = key("First tokens of a sequence for spectra; at most the context")
 
 
 class Stream(Section):
@@ -154,168 +154,170 @@ class Stream(Section):
 
     path: StrictStr = need("Name on the hub")
     name: StrictStr | None = key("Configuration of the data set")
-    revision: StrictStr | None = key("Commit that is read")
-    column: StrictStr = key("Column that holds the text; left out: text")
+    revision: StrictStr | None = key("Commit to read")
+    column: StrictStr = key("Column that holds the text; default: text")
 
 
 class Corpus(Section):
-    """Texts, and how much of them is read."""
+    """A corpus: its texts and how much of them to read."""
 
-    title: StrictStr = key("What the report calls it")
-    path: StrictStr | None = key("Folder or file of texts, below the project; corpus= replaces it")
+    title: StrictStr = key("Its name in the report")
+    path: StrictStr | None = key("Folder or file of texts, in the project; corpus= replaces it")
     fingerprint: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = key(
-        "SHA-256 of the texts at `path`, by which shipped runs know theirs; null: computed"
+        "SHA-256 of the texts at `path`, part of the hash of their runs; null: computed"
     )
-    streams: list[Stream] | None = key("Data sets of the hub, mixed by tokens in equal shares")
+    streams: list[Stream] | None = key("Data sets of the hub, mixed in equal shares of tokens")
     validation_modulus: Annotated[StrictInt, Field(ge=2)] | None = key(
-        "Documents whose text's SHA-256 is 0 modulo this validate, unless files named validation* "
-        "do; null: a data set's own split, the last tenth of a text file, 50 for a folder"
+        "Validate on documents whose text's SHA-256 is 0 modulo this, if no file is validation*; "
+        "null: 50 for a folder, the last tenth of a text file, a data set's own split"
     )
-    train_tokens: Count | None = key("Stop the training split here, tokens; null: all of it")
-    validation_tokens: Count | None = key("Stop the validation split here, tokens; null: all of it")
-    tokenizer_characters: Count | None = key("Train BPE on so many characters; null: on all")
-    document_characters: Count | None = key("Shuffle pieces of so many; null: whole documents")
+    train_tokens: Count | None = key("Maximum tokens of the training split; null: all")
+    validation_tokens: Count | None = key("Maximum tokens of the validation split; null: all")
+    tokenizer_characters: Count | None = key("Characters to train BPE on; null: all")
+    document_characters: Count | None = key("Shuffle pieces this long; null: keep documents")
 
 
 class Scale(Options):
-    """A size of the matrix. Any option may be set for it."""
+    """A model size. It may set any option."""
 
-    variants: list[Variant] = key("What is trained at it")
-    overrides: dict[Variant, Options] = key("What single variants change of the scale")
-    expected_tokens_per_second: Positive = key("For `plan` before anything was measured, tokens/s")
+    variants: list[Variant] = key("Variants to train")
+    overrides: dict[Variant, Options] = key("Options of single variants at this scale")
+    expected_tokens_per_second: Positive = key("Speed that `plan` expects, tokens/s")
 
 
 class Variation(Options):
-    """A named change of options, and whom it is for."""
+    """A named change of options, and the runs that it applies to."""
 
-    title: StrictStr = key("What the report calls it; left out: its name")
-    scales: list[ScaleName] = key("For these scales alone")
-    variants: list[Variant] = key("These variants, in place of each scale's")
-    seeds: list[Seed] = key("These seeds, in place of the campaign's and its further ones")
-    overrides: dict[Variant, Options] = key("What single variants change of the variation")
+    title: StrictStr = key("Its name in the report; default: its key")
+    scales: list[ScaleName] = key("Only these scales; default: all")
+    variants: list[Variant] = key("These variants instead of each scale's")
+    seeds: list[Seed] = key("These seeds instead of the campaign's `seeds` and `further_seeds`")
+    overrides: dict[Variant, Options] = key("Options of single variants in this variation")
 
 
 class Column(Section):
     """A setting: a column of the report."""
 
-    variation: Name = need("Which variation")
-    scales: list[ScaleName] | None = key("At which scales; null: all")
-    title: StrictStr = key("Its heading; left out: the variation's title")
+    variation: Name = need("Its variation")
+    scales: list[ScaleName] | None = key("Its scales; null: the paper's, or all if there are none")
+    title: StrictStr = key("Its heading; default: the variation's title")
 
 
 class Length(Section):
-    """Texts longer than a model was trained on, beyond the paper."""
+    """NLL on texts longer than the training context, beyond the paper."""
 
     scales: list[ScaleName] | None = key("Scales whose checkpoints are measured; null: all")
     variants: list[Variant] = need("Variants whose checkpoints are measured")
-    windows: Count = need("How many windows of validation text are read, and how many long ones")
-    contexts: Count = need("Training contexts of a long window, halved until a document is so long")
+    windows: Count = need("Maximum number of long windows of validation text")
+    contexts: Count = need("Training contexts per long window, halved until a document is as long")
 
     def hash(self, run: Any) -> str:
-        """The hash of the measurement of one run's checkpoint."""
+        """The hash of this measurement on one run's checkpoint."""
         return hash_of({"run": run.hash, "windows": self.windows, "contexts": self.contexts})
 
 
 class Batches(Section):
-    """A benchmark whose batch is fixed by scale."""
+    """A benchmark with one batch per scale."""
 
-    context: Count = key("T; left out: the scale's own")
-    batches: dict[ScaleName, Counts] = need("[micro, accumulation] by scale")
-    peers: list[MhaBackend] = key("Further backends of MHA beside the pair")
-    variants: list[Variant] = key("Further variants beside the pair, each by its own backends")
+    context: Count = key("T; default: the scale's context")
+    batches: dict[ScaleName, Counts] = need("[micro, accumulation] for each scale")
+    peers: list[MhaBackend] = key("Further backends of MHA to measure with the pair")
+    variants: list[Variant] = key("Further variants to measure, with their own backends")
 
 
 class Sweep(Section):
-    """A benchmark over contexts at one scale."""
+    """A benchmark over several contexts at one scale."""
 
-    scale: ScaleName = need("Whose geometry")
-    contexts: Annotated[list[Count], Field(min_length=2)] = need("Contexts T, each a side")
-    rows: list[Count] = key("Rows of a decoded batch, each at every context")
+    scale: ScaleName = need("Scale whose model shape is measured")
+    contexts: Annotated[list[Count], Field(min_length=2)] = need("Contexts T to measure")
+    rows: list[Count] = key("Batch sizes to decode with, each at every context")
 
 
 class Systems(Section):
     """The systems benchmarks (Appendix F)."""
 
     warmup_updates: Annotated[StrictInt, Field(ge=0)] = need("Updates before the first timed one")
-    rounds: Count = need("How often each side of a comparison is measured, in turn")
-    measured_updates: Count = need("Complete updates timed in a round")
+    rounds: Count = need("Rounds; each measures all sides of a comparison in turn")
+    measured_updates: Count = need("Complete updates timed per round")
     baseline: Backends = need("Backend of MHA in the comparisons")
-    flash: FullBackend = need("The backend measured as FlashRelation")
-    fixed: Batches | None = key("FlashRelation beside the reference at one context")
-    matched: Batches | None = key("MHA and Full Relation at the scale's own context")
+    flash: FullBackend = need("Backend measured as FlashRelation")
+    fixed: Batches | None = key("FlashRelation and the reference at one context")
+    matched: Batches | None = key("MHA and Full Relation at the scale's context")
     linear_steady: Batches | None = key("Linear Relation at one context")
-    linear_long: Sweep | None = key("Linear Relation at ever longer contexts")
+    linear_long: Sweep | None = key("Linear Relation at growing contexts")
     complexity: Sweep | None = key("Time and memory of one layer's operator against T")
-    decode: Sweep | None = key("A token of whole models after ever more tokens")
+    decode: Sweep | None = key("Time of one token of whole models after growing contexts")
 
 
 class RecallSection(Section):
-    """Multi-query associative recall (Arora et al. 2023), two layers of each mixer."""
+    """Multi-query associative recall (Arora et al. 2023) with two layers of each mixer."""
 
-    mixers: list[Mixer] = need("What recalls")
+    mixers: list[Mixer] = need("Mixers to train")
     widths: Annotated[list[Count], Field(min_length=1)] = need("Widths d of the models")
-    heads: Count = need("Heads of every model; two are the fewest that Givens mixing pairs")
+    heads: Count = need("Heads of every model; Givens mixing needs pairs, so at least 2")
     vocabulary: Annotated[StrictInt, Field(ge=4, le=65536, multiple_of=2)] = need(
-        "V: 0 fills, keys are 1 to V/2 - 1, values V/2 to V - 1"
+        "V: 0 is filler, keys are 1 to V/2 - 1, values V/2 to V - 1"
     )
     tasks: Annotated[list[Counts], Field(min_length=1)] = need("[length, pairs] of each task")
-    gap_power: Positive = need("Slots of queries are drawn with weights s^(power - 1); 1: uniform")
+    gap_power: Positive = need("Query slot s is drawn with weight s^(power - 1); 1: uniform")
     learning_rates: Annotated[list[Positive], Field(min_length=1)] = need("Tried on the first seed")
     seeds: Annotated[list[Seed], Field(min_length=1)] = need("Seeds of weights and sequences")
-    updates: Count = need("Updates of a training")
+    updates: Count = need("Updates per training")
     warmup_updates: Count = need("Updates over which the rate rises from zero")
-    sequences: Count = need("Sequences of each task in an update")
-    tested: Count = need("Sequences of each task that a rate is chosen on, and that results count")
-    adam_eps: Positive = need("Epsilon of AdamW: a key is seen seldom, so a large one outweighs it")
+    sequences: Count = need("Sequences of each task per update")
+    tested: Count = need("Sequences of each task to choose a rate on, and as many to test on")
+    adam_eps: Positive = need("Epsilon of AdamW; keep it below the small gradients of rare keys")
 
 
 class CampaignSection(Options):
-    """A campaign, `config/<campaign>.yaml`. Any option may be set for all its runs."""
+    """A campaign, `config/<campaign>.yaml`. It may set any option for all its runs."""
 
-    base: Name = key("Another campaign that this one starts from; mappings merge, null drops")
+    base: Name = key("Campaign to start from; mappings are merged, null removes a key")
     title: StrictStr = key("Its name in words")
-    description: StrictStr = key("What it trains, in a sentence")
-    notice: StrictStr = key("What its values may be compared with; may be empty")
+    description: StrictStr = key("What it trains, in one sentence")
+    notice: StrictStr = key("Notice in the report: what its values compare with; may be empty")
     seeds: Annotated[list[Seed], Field(min_length=1)] = key("Seeds of every run of the matrix")
     further_seeds: dict[ScaleName, list[Seed]] | None = key(
-        "By scale, seeds of further pairs, not diagnosed; null: none"
+        "Seeds of further pairs by scale, trained but not diagnosed; null: none"
     )
-    corpora: dict[Name, Corpus | None] = key("Texts, by name")
-    scales: dict[Name, Scale | None] = key("Sizes of the matrix, by name")
-    overrides: dict[Variant, Options] = key("What single variants change at every scale")
-    cross: list[dict[Name, Variation]] = key("One of each mapping, joined: variations a-b")
-    variations: dict[Name, Variation] = key("Named changes of options; left out: one, `base`")
-    columns: list[Column] = key("The settings that the report shows side by side, at most four")
+    corpora: dict[Name, Corpus | None] = key("Corpora by name")
+    scales: dict[Name, Scale | None] = key("Model sizes by name")
+    overrides: dict[Variant, Options] = key("Options of single variants at every scale")
+    cross: list[dict[Name, Variation]] = key("Variations a-b, one part from each mapping")
+    variations: dict[Name, Variation] = key("Named changes of options; default: `base`, no change")
+    columns: list[Column] = key("Settings that the report shows side by side, at most four")
     diagnosed: list[Variant] = key("Variants whose checkpoints are diagnosed")
-    length: Length | None = key("Texts longer than trained; null: not measured")
-    efficiency_window: Annotated[Positive, Field(le=1)] = key("Trailing window, share of budget")
+    length: Length | None = key("NLL on longer texts; null: not measured")
+    efficiency_window: Annotated[Positive, Field(le=1)] = key(
+        "Window that smooths the loss, as a share of the budget"
+    )
     systems: Systems | None = key("The systems benchmarks; null: none")
     recall: RecallSection | None = key("Associative recall; null: none")
     check: StrictBool = key("Whether operators and gradients are checked against FP64")
 
 
 class Choice(Section):
-    """config.yaml, and what `--config KEY=VALUE` of Snakemake replaces of it."""
+    """config.yaml. Snakemake's `--config KEY=VALUE` replaces single keys."""
 
-    campaign: Name = need("Which campaign of config/ to run")
-    scales: Restriction = key("null: all; or one, or several separated by commas")
-    variations: Restriction = key("The same of variations")
-    variants: Restriction = key("The same of variants")
-    seeds: Restriction = key("The same of seeds")
-    corpus: StrictStr | None = key("File, folder or OWNER/NAME@REVISION of the hub, read instead")
+    campaign: Name = need("Campaign in config/ to run")
+    scales: Restriction = key("Scales to run, separated by commas or as a list; null: all")
+    variations: Restriction = key("Variations to run, in the same form")
+    variants: Restriction = key("Variants to run, in the same form")
+    seeds: Restriction = key("Seeds to run, in the same form")
+    corpus: StrictStr | None = key("Text to read instead: file, folder or OWNER/NAME@REVISION")
     published: Switch = key("Whether runs in results/published count as done")
-    vary: StrictStr | None = key('A one-off, "learning_rate=2e-2": the first chosen variation so')
+    vary: StrictStr | None = key('One-off change of the first chosen variation: "d_ff=64 micro=4"')
     runs_per_gpu: Literal[1, 2, 3, 4, 5, 6] | None = key("Runs that share a GPU; null: one")
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML whose keys are unique and whose 1e-5 is a number, as everywhere but in YAML 1.1."""
+    """YAML with unique keys in which 1e-5 is a number; YAML 1.1 reads it as text."""
 
     def construct_mapping(self, node, deep=False):
         seen = set()
         for key_node, _ in node.value:
-            if (name := str(key_node.value)) in seen:  # one that is no scalar is refused below
-                problem = f"the key {name!r} stands there twice"
+            if (name := str(key_node.value)) in seen:  # non-scalars fail below
+                problem = f"the key {name!r} occurs twice"
                 raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
             seen.add(name)
         return super().construct_mapping(node, deep)
@@ -329,20 +331,20 @@ _Loader.add_implicit_resolver(
 
 
 def parsed(text: str) -> Any:
-    """A value as YAML has it. Raises InputError for text that is no value."""
+    """Parse text as a YAML value. Raises InputError if it is not one."""
     try:
         return yaml.load(text, _Loader)
     except yaml.YAMLError:
-        raise InputError(f"{text!r} is no value of YAML; give a number, a word or a list") from None
+        raise InputError(f"{text!r} is not a YAML value; give a number, a word or a list") from None
 
 
 def read(path: Path) -> dict:
-    """A YAML or JSON file as a mapping. Raises InputError where it is missing or neither."""
+    """Read a YAML or JSON file as a mapping. Raises InputError if it is missing or invalid."""
     try:
         text = path.read_text(encoding="utf-8")
         content = json.loads(text) if path.suffix == ".json" else yaml.load(text, _Loader)
     except FileNotFoundError:
-        hint = "choices take no --config" if "=" in str(path) else "run in the project's folder"
+        hint = "choices need no --config" if "=" in str(path) else "run in the project's folder"
         raise InputError(f"no configuration file {path}; {hint}") from None
     except yaml.YAMLError as error:
         where = getattr(error, "problem_mark", None)
@@ -351,12 +353,12 @@ def read(path: Path) -> dict:
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path} cannot be read as YAML or JSON in UTF-8 ({error})") from None
     if not isinstance(content, dict):
-        raise InputError(f"{path} holds no mapping; see config.yaml of the project")
+        raise InputError(f"{path} is not a mapping; see config.yaml of the project")
     return content
 
 
-# A campaign with variations of its own takes none of its base's, nor what speaks of them. These and
-# batches replace the base's instead of being merged into them.
+# A campaign that defines variations inherits none of these keys from its base. Its own values of
+# these keys, and of `batches`, replace the base's. All other mappings are merged.
 _OF_VARIATIONS = ("cross", "variations", "columns", "further_seeds")
 _REPLACED = (*_OF_VARIATIONS, "batches")
 
@@ -371,10 +373,10 @@ def _merge(base: Mapping, changes: Mapping) -> dict:
 
 
 def campaign_values(name: str, folder: Path) -> dict:
-    """A campaign's values with those of its bases merged in.
+    """A campaign's values, merged over those of its bases.
 
-    folder: where the campaigns' files lie. Raises InputError for an unknown campaign or key,
-    naming the file.
+    folder: holds the campaigns' files. Raises InputError with the file's name for an unknown
+    campaign or key.
     """
     names, values = [name], []
     while names[-1] is not None:
@@ -389,13 +391,13 @@ def campaign_values(name: str, folder: Path) -> dict:
         values.append(content)
         base = content.get("base")
         if base in names:
-            raise InputError(f"{path.name}: base {base!r} leads back to itself; remove one")
+            raise InputError(f"{path.name}: base {base!r} leads back to itself; change it")
         names.append(base)
     merged = reduce(_merge, reversed(values), {})
     merged.pop("base", None)
     for section in ("scales", "corpora"):
         merged[section] = {k: v for k, v in merged.get(section, {}).items() if v is not None}
-    # What a base says of a scale that is dropped is void; what the campaign's own file says is not.
+    # A base may name a scale that this campaign removes. The campaign's own file may not.
     validated(CampaignSection, values[0], f"config/{name}.yaml", merged["scales"], whole=False)
     return merged
 
@@ -407,10 +409,10 @@ def validated(
     scales: Collection[str] | None = None,
     whole: bool = True,
 ) -> Any:
-    """Values as their type. Raises InputError with the place and reason of one violation.
+    """Validate values as a section. Raises InputError with the place and reason of one error.
 
-    An unknown name comes before anything else. scales: those that the values may name, None for
-    any. whole: whether a missing key is refused; else a base can give it, and the result is None.
+    An unknown name is reported first. scales: scales that the values may name, None for any.
+    whole: whether a missing key is an error. If not, a base can give it, and the result is None.
     """
     try:
         return section.model_validate(values, context={"scales": scales})
@@ -432,7 +434,7 @@ def validated(
 
 
 def reference() -> str:
-    """The reference of the keys in Markdown: a table for each section, by its types."""
+    """The reference of all keys in Markdown, one table per section."""
     lines = ["# Keys of the configuration"]
     sections = (Choice, CampaignSection, *Section.__subclasses__(), Scale, Variation)
     for section in dict.fromkeys(sections):

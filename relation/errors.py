@@ -14,11 +14,11 @@ class RelationError(Exception):
 
 
 class InputError(RelationError, ValueError):
-    """Something the user gave, or a file on disk, cannot be used."""
+    """The user's input, or a file on disk, cannot be used."""
 
 
 def check_among(name: Any, choices: Collection, problem: str) -> None:
-    """Raise InputError, with the nearest choice or all, unless `name` is one of them."""
+    """Raise InputError unless `name` is a choice. It suggests the nearest choice, or all."""
     if name not in choices:
         names = list(map(str, choices))
         near = [] if str(name).isdigit() else get_close_matches(str(name), names, 1, cutoff=0.65)
@@ -32,4 +32,4 @@ class RunError(RelationError, RuntimeError):
 
 
 class DivergedError(RunError):
-    """A loss, gradient norm, parameter or flow that is not finite."""
+    """A loss, gradient norm, parameter or flow is not finite."""

@@ -1,8 +1,8 @@
 """The jobs of a campaign as specifications: plain values without PyTorch.
 
-A specification's hash covers what determines its result and nothing else: no place of files, and
-of a run no device and no backend, which benchmarks, recall and checks hold. An option at its
-default is in no hash, so that a new option makes no older run new.
+A specification's hash covers only what determines its result. It never covers paths. The hash of a
+benchmark, recall or check covers device and backends; the hash of a run does not. Options at their
+default are not hashed, so a new option does not change the hashes of older runs.
 """
 
 import hashlib
@@ -13,8 +13,8 @@ from typing import Any
 
 from relation.variants import ModelConfig
 
-# What of a corpus and of a run is in no hash: names, places, how it is executed and looked at. A
-# field that is not here counts as soon as it is not at its default.
+# Fields of a corpus and of a run that are not hashed: names, places and execution; `Run` adds model
+# and data itself. Every other field is hashed if it differs from its default.
 _DATA_NOT_HASHED = ("campaign", "corpus", "title", "path", "source", "largest_context")
 _DATA_NOT_HASHED += ("diagnosed_tokens",)
 _RUN_NOT_HASHED = ("campaign", "variation", "scale", "variant", "further", "model", "data")
@@ -31,7 +31,7 @@ def hash_of(value: Any) -> str:
 
 
 def non_defaults(values: Any, without: Sequence[str] = ()) -> dict[str, Any]:
-    """A dataclass's fields that are not at their default, as JSON holds them."""
+    """The fields of a dataclass that differ from their default, as JSON values."""
     changed = {}
     for field in fields(values):
         value = getattr(values, field.name)
@@ -50,9 +50,9 @@ def _plain(value: Any) -> Any:
 class Data:
     """One corpus of a campaign at one vocabulary.
 
-    path: file or folder of texts, None for data sets of the hub, which `source` names; fingerprint:
-    SHA-256 of the texts at `path`; largest_context: the longest context T trained on it;
-    diagnosed_tokens: tokens of the validation split that the diagnostics read.
+    path: file or folder of texts, None for data sets of the hub; source: these data sets;
+    fingerprint: SHA-256 of the texts at `path`; largest_context: the longest context T trained on
+    it; diagnosed_tokens: tokens of the validation split that the diagnostics read.
     """
 
     campaign: str
@@ -76,7 +76,7 @@ class Data:
         return f"{self.corpus}-{self.vocabulary}"
 
     def specification(self) -> dict:
-        """What determines its tokens."""
+        """The values that determine its tokens."""
         texts = {"source": self.source} if self.fingerprint is None else {}
         return texts | non_defaults(self, _DATA_NOT_HASHED)
 
@@ -87,7 +87,7 @@ class Data:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What a run, a benchmark, recall and a check share: where they stand, and how they compute."""
+    """The fields that runs, benchmarks, recall and checks share: address and execution."""
 
     campaign: str
     variation: str
@@ -96,7 +96,7 @@ class Job:
     device: str
 
     def specification(self) -> dict:
-        """What determines its result: all but where it stands."""
+        """The values that determine its result: all fields but campaign and variation."""
         return non_defaults(self, ("campaign", "variation"))
 
     @property
@@ -106,10 +106,10 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Run(Job):
-    """One training run: what `relation.config.Options` says of it, resolved.
+    """One training run, with the options of `relation.config.Options` resolved.
 
-    init_key: keys the initial weights besides the seed, where a pair does not share them;
-    further: of a pair beyond the matrix, which is trained and not diagnosed.
+    init_key: varies the initial weights of a seed; None for MHA and for pairs that share weights;
+    further: belongs to a pair beyond the matrix, which is trained but not diagnosed.
     """
 
     scale: str
@@ -152,7 +152,7 @@ class Run(Job):
         return f"{self.scale}/{self.variation}/{self.variant}/{self.seed}"
 
     def specification(self) -> dict:
-        """What determines the trained weights and the final loss."""
+        """The values that determine the trained weights and the final loss."""
         options = non_defaults(self, (*_RUN_NOT_HASHED, *PROBE_OPTIONS, *FLOW_OPTIONS))
         return {**options, "model": non_defaults(self.model), "data": self.data.specification()}
 
@@ -164,7 +164,7 @@ class Run(Job):
 
 @dataclass(frozen=True, kw_only=True)
 class Side:
-    """One side of a benchmark's comparison. position: in the paper's order."""
+    """One side of a benchmark's comparison. position: its place in the paper's order."""
 
     side: str
     variant: str
@@ -178,10 +178,10 @@ class Side:
 
 @dataclass(frozen=True, kw_only=True)
 class Bench(Job):
-    """One systems benchmark at one scale, by the options of one variation.
+    """One systems benchmark at one scale, with the options of one variation.
 
-    benchmark: fixed, matched, linear-steady, linear-long, complexity or decode. A side is measured
-    in `rounds` rounds of `measured_updates` updates each; of the complexity, of one call each.
+    benchmark: fixed, matched, linear-steady, linear-long, complexity or decode. Every side is
+    measured in `rounds` rounds. In training benchmarks a round times `measured_updates` updates.
     """
 
     benchmark: str
@@ -200,7 +200,7 @@ class Bench(Job):
 
 @dataclass(frozen=True, kw_only=True)
 class Recall(Job):
-    """Associative recall of one mixer: `models`, one a width; `tasks`, (length, pairs) each."""
+    """Associative recall of one mixer; models: one per width; tasks: (length, pairs) of each."""
 
     mixer: str
     models: tuple[ModelConfig, ...]
@@ -222,8 +222,8 @@ class Recall(Job):
 class Check(Job):
     """The checks against FP64: operators at every scale's shape, and gradients of every variant.
 
-    shapes: scale, heads, length T and head width each, with `draws` random inputs; gradients:
-    variant, scale, model, length T, micro-batch and backends each, with `gradient_draws`.
+    shapes: scale, heads, length T and head width, each checked with `draws` random inputs;
+    gradients: one side per variant, at its scale of `gradient_scales`, with `gradient_draws` draws.
     """
 
     backend: str

@@ -1,7 +1,7 @@
 """Triton kernels of the paper's operators. Importing this needs no Triton and no GPU.
 
-Their files lie in the project's folder kernels/, which has no `__init__.py`, so that `import
-kernels` finds Hugging Face's package and not this folder. In a wheel they lie beside this file.
+Their source is the project's folder kernels/. The folder has no `__init__.py`, so `import kernels`
+finds Hugging Face's package instead. In a wheel the folder is next to this file.
 """
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The machine: its devices and who holds them, progress, and determinism."""
+"""The machine: its devices and their locks, progress bars, and determinism."""
 
 import os
 import platform
@@ -18,9 +18,9 @@ from relation.errors import InputError
 
 
 def check_gpu() -> None:
-    """Raise InputError where PyTorch sees no GPU."""
+    """Raise InputError if PyTorch sees no GPU."""
     if not torch.cuda.is_available():
-        raise InputError("a CUDA GPU is needed here, and PyTorch sees none")
+        raise InputError("this needs a CUDA GPU, and PyTorch sees none")
 
 
 def describe(device: torch.device) -> str:
@@ -32,14 +32,14 @@ def describe(device: torch.device) -> str:
 
 
 def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
-    """A tensor of an array on a device; to a GPU through pinned memory, without waiting for it."""
+    """Copy an array to a device, as a tensor; to a GPU asynchronously, through pinned memory."""
     tensor = torch.from_numpy(array)
     if device.type == "cuda":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
 
 
-_SHARES = 60  # of a GPU, a lock each: divisible by 1 to 6 runs
+_SHARES = 60  # locks per GPU: divisible by 1 to 6 runs
 
 
 def _lock(name: str) -> FileLock:
@@ -47,7 +47,7 @@ def _lock(name: str) -> FileLock:
 
 
 def _acquired(stack: ExitStack, locks: Iterable[FileLock], shares: int) -> bool:
-    """Acquire so many of a GPU's locks into `stack`, one a share; none where fewer are free."""
+    """Acquire `shares` of a GPU's locks into `stack`. If fewer are free, acquire none: False."""
     with ExitStack() as locked:
         count = 0
         for lock in locks:
@@ -62,23 +62,23 @@ def _acquired(stack: ExitStack, locks: Iterable[FileLock], shares: int) -> bool:
 
 @contextmanager
 def gpu_lock(count: int = 1, runs_per_gpu: int = 1) -> Iterator[list[int]]:
-    """Hold `count` GPUs of this machine, or of each the share of one run, and yield their indices.
+    """Lock `count` GPUs of this machine, or one run's share of each, and yield their indices.
 
-    Waits until they are free. All or none are taken, so two jobs never wait for each other with
-    half of what both need. Raises InputError where the machine has fewer.
+    Waits until they are free. It takes all or none, so two jobs can never block each other with
+    half of the GPUs that both need. Raises InputError if the machine has fewer.
     """
     check_gpu()
     available = torch.cuda.device_count()
     if available < count:
-        raise InputError(f"{count} processes need {count} GPUs and PyTorch sees {available} here")
-    # By identifier: CUDA_VISIBLE_DEVICES gives one GPU different indices in different jobs.
+        raise InputError(f"{count} processes need {count} GPUs, and PyTorch sees {available} here")
+    # By UUID, because CUDA_VISIBLE_DEVICES can give a GPU different indices in different jobs.
     names = [torch.cuda.get_device_properties(i).uuid for i in range(available)]
     locks = [[_lock(f"{name}-{share}") for share in range(_SHARES)] for name in names]
     waits = False
     while True:
         indices: list[int] = []
         with ExitStack() as stack:
-            with _lock("claim"):  # one job at a time looks for free ones
+            with _lock("claim"):  # one job at a time looks for free GPUs
                 for index, shares in enumerate(locks):
                     if len(indices) < count and _acquired(stack, shares, _SHARES // runs_per_gpu):
                         indices.append(index)
@@ -93,10 +93,10 @@ def gpu_lock(count: int = 1, runs_per_gpu: int = 1) -> Iterator[list[int]]:
 
 @contextmanager
 def claim(name: str, runs_per_gpu: int = 1, empty: bool = False) -> Iterator[torch.device]:
-    """Yield the device "cpu", or "cuda" with a GPU that is held until the end.
+    """Yield the device "cpu", or "cuda" with a GPU that stays locked until the context ends.
 
-    runs_per_gpu: how many jobs share it, as gpu_lock takes it. empty: this process takes no memory
-    on it, as others compute there.
+    runs_per_gpu: how many jobs share the GPU. empty: this process takes no memory on the GPU,
+    because other processes compute there.
     """
     if name == "cpu":
         yield torch.device("cpu")
@@ -109,10 +109,10 @@ def claim(name: str, runs_per_gpu: int = 1, empty: bool = False) -> Iterator[tor
 
 @contextmanager
 def deterministic_algorithms(enabled: bool) -> Iterator[None]:
-    """Where enabled, PyTorch runs only algorithms that give the same bits every time.
+    """If enabled, let PyTorch run only algorithms that give the same bits every time.
 
-    Enter it before the first CUDA call: cuBLAS reads its workspace's size once. An operation
-    without such an algorithm raises RuntimeError.
+    Enter it before the first CUDA call, because cuBLAS reads its workspace size only once. An
+    operation without such an algorithm raises RuntimeError.
     """
     if not enabled:
         yield
@@ -127,9 +127,9 @@ def deterministic_algorithms(enabled: bool) -> Iterator[None]:
 
 
 class Progress(tqdm):
-    """Counts towards `total` units: ten times a second on a terminal, every 15 s in a log file."""
+    """A bar of `total` units, drawn ten times a second on a terminal, every 15 s in a log file."""
 
-    monitor_interval = 0  # no thread: benchmarks fork
+    monitor_interval = 0  # no monitor thread, as benchmarks fork
 
     def __init__(self, label: str, total: int, unit: str, done: int = 0):
         interval = 0.1 if sys.stderr.isatty() else 15.0

@@ -1,7 +1,7 @@
-"""From a campaign's values to its jobs.
+"""Make the jobs of a campaign from its values.
 
-`Matrix` makes the runs, from the places that set their options, and their data. `bench_jobs`,
-`recall_jobs` and `check_job` make the other measurements, by the first variation's options.
+`Matrix` merges the options of the runs and makes the runs and their data. `bench_jobs`,
+`recall_jobs` and `check_job` make the other jobs, with the options of the first variation.
 """
 
 import os
@@ -15,40 +15,41 @@ from relation.errors import InputError, check_among
 from relation.jobs import Bench, Check, Data, Recall, Run, Side
 from relation.variants import ARMS, FULL, LINEAR, MHA, MIXERS, PAIRED, VARIANTS, ModelConfig
 
-# Values that depend on the width d, by the names that the configuration gives them.
+# Values that depend on the width d, by their name in the configuration.
 _OF_WIDTH = {
     "1/sqrt(d)": lambda d: d**-0.5,
     "sqrt(2/(5d))": lambda d: (2 / (5 * d)) ** 0.5,
     "sqrt(d)": lambda d: d**0.5,
 }
 _MODEL = [field.name for field in fields(ModelConfig) if field.name in Options.model_fields]
-# Options that a run or a model has a default for; all others are given.
+# Options with a default in Run or ModelConfig. The configuration must give all others.
 _DEFAULTS = {
     f.name for kind in (Run, ModelConfig) for f in fields(kind) if f.default is not MISSING
 }
-# What a CPU cannot run; of these Triton's interpreter runs those named flash.
+# Backends that need a GPU. Triton's interpreter can run those named flash on a CPU.
 _GPU_ALONE = (("mha", "cudnn"), ("full", "flex"), ("full", "flash"), ("linear", "flash"))
 _ROUNDS = ("rounds", "warmup_updates", "measured_updates")
 _BENCHMARKS = ("fixed", "matched", "linear_steady", "linear_long", "complexity", "decode")
 _DECODED = ("mha", "full", "linear", "hybrid")
-# The layers of a mixer, and the variant whose options its models have. Hybrid's four layers, LLLF,
-# shrink to one of each.
+# The layers of a mixer's recall models, and the variant whose options they take. Hybrid's LLLF
+# becomes LF, one layer of each type.
 _RECALLED = {
     "mha": (MHA * 2, "mha"),
     "full": (FULL * 2, "full"),
     "linear": (LINEAR * 2, "linear"),
     "hybrid": (LINEAR + FULL, "linear"),
 }
-# T, micro-batch and draws at most. In BF16 so many draws lift lambda's gradient above the noise,
-# and the T x T matrices in FP64 fit on a GPU; FP32's noise is 2^-16 of that, so few tokens do.
+# Maximum T, maximum micro-batch, and draws. BF16 needs this many draws to lift lambda's gradient
+# above the noise; T x T matrices in FP64 still fit on a GPU. FP32's noise is 2^-16 times BF16's, so
+# few tokens are enough.
 _CHECKED = {"bf16": (512, 8, 32), "fp32": (32, 2, 16)}
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """A campaign's values, and what is built from them; every error names the place to change.
+    """A campaign's values, from which it makes runs and data. Errors name the place to change.
 
-    corpus: what is read in place of the campaign's texts, or None; variations: what each changes.
+    corpus: replaces the campaign's texts, unless None; variations: the changes of each variation.
     """
 
     name: str
@@ -57,9 +58,9 @@ class Matrix:
     variations: dict[str, dict]
 
     def options(self, scale: str, variant: str, changes: Mapping = {}) -> dict:
-        """The options of a run: the campaign's, over them the scale's, over those a variation's.
+        """The options of a run. A variation wins over the scale, and the scale over the campaign.
 
-        In each, what its `overrides` say of the variant comes last. changes: the variation.
+        In each of them `overrides` of the variant come last. changes: those of the variation.
         """
         levels, values = [], self.section.as_dict()
         for level in (values, values["scales"][scale], changes):
@@ -71,11 +72,11 @@ class Matrix:
             merged |= options | {"backends": backends}
         missing = [n for n in Options.model_fields if n not in merged and n not in _DEFAULTS]
         if missing:
-            raise InputError(f"config/{self.name}.yaml: scale {scale} has no {missing[0]}; give it")
+            raise InputError(f"config/{self.name}.yaml: scale {scale} has no {missing[0]}; set it")
         return merged
 
     def data(self, corpus: str, vocabulary: int, readers: list[dict]) -> Data:
-        """A prepared corpus; readers: the options of the runs that read it."""
+        """The specification of a corpus; readers: the options of the runs that read it."""
         corpora, place = self.section.corpora, f"config/{self.name}.yaml"
         check_among(corpus, corpora, f"{place}: there is no corpus {corpus!r}")
         values = {"title": corpus, **corpora[corpus].as_dict()}
@@ -109,7 +110,7 @@ class Matrix:
         )
 
     def model(self, where: str, variant: str, o: Mapping) -> ModelConfig:
-        """The model of a variant by its options."""
+        """The model of a variant with options `o`; where: the place that error messages name."""
         options = {name: o[name] for name in _MODEL if name in o} | {"vocab_size": o["vocabulary"]}
         for name, value in options.items():
             if value in _OF_WIDTH:
@@ -122,7 +123,7 @@ class Matrix:
             raise InputError(f"{where}: {error}") from None
 
     def run(self, address: tuple, data: Data, o: dict, further: bool) -> Run:
-        """One run. Raises InputError where its values contradict each other."""
+        """One run. Raises InputError if its values contradict each other."""
         named = dict(zip(("scale", "variation", "variant", "seed"), address, strict=True))
         scale, variation, variant, _ = address
         where = f"config/{self.name}.yaml: scale {scale}, variation {variation}, variant {variant}"
@@ -159,8 +160,8 @@ class Matrix:
         )
 
     def runs(self) -> tuple[list[Run], dict[str, Data], dict[str, str]]:
-        """Every run, each specification once; the corpora; variations that equal earlier ones."""
-        planned: dict[tuple, tuple[dict, bool]] = {}  # by address: options, and whether further
+        """All runs, each specification once; the corpora; variations that equal earlier ones."""
+        planned: dict[tuple, tuple[dict, bool]] = {}  # by address: options, is further
         readers: dict[tuple, list[dict]] = {}  # options by corpus and vocabulary
         for scale, section in self.section.scales.items():
             for variant in PAIRED if section.variants is None else section.variants:
@@ -179,7 +180,7 @@ class Matrix:
                     readers.setdefault((o["corpus"], o["vocabulary"]), []).append(o)
                     for seed in (*seeds, *(further if variant in PAIRED else ())):
                         planned[scale, variation, variant, seed] = (o, seed in further)
-        # A variation moves no other run's flow, unless no scale names its corpus.
+        # A variation changes other runs' flow windows only if no scale itself names its corpus.
         longest = {n: max(o["context"] for o in each) for n, each in readers.items()} | longest
         data = {names: self.data(*names, options) for names, options in readers.items()}
         runs: dict[str, Run] = {}
@@ -188,59 +189,59 @@ class Matrix:
             names = o["corpus"], o["vocabulary"]
             o["flow_window"] = max(o["context"], longest[names])
             run = self.run(address, data[names], o, further)
-            # Equal runs are trained once: the first variation's.
+            # Equal runs are trained once, in the first variation.
             equals[run.variation] = runs.setdefault(run.hash, run).variation
-        for run in runs.values():  # a variation with a run of its own equals none
+        for run in runs.values():  # a variation that keeps a run equals no other
             equals.pop(run.variation, None)
         return list(runs.values()), {corpus.name: corpus for corpus in data.values()}, equals
 
-    # Benchmarks, recall and checks take the options of the first variation.
+    # Benchmarks, recall and checks use the options of the first variation.
 
     def at(self, scale: str, variant: str = "full") -> dict:
-        """The options of a variant at a scale."""
+        """The options of a variant at a scale, in the first variation."""
         return self.options(scale, variant, next(iter(self.variations.values())))
 
     def job(self, o: dict) -> dict:
-        """The fields of a `Job` that computes by these options."""
+        """The fields of a `Job` with these options."""
         key = {"campaign": self.name, "variation": next(iter(self.variations))}
         return key | {name: o[name] for name in ("precision", "compile", "device")}
 
     def optimizer(self, scale: str) -> dict:
-        """The optimiser of a benchmark or of associative recall, without its rate."""
+        """AdamW's options for a benchmark or associative recall, without the learning rate."""
         o = self.at(scale)
         names = ("betas", "weight_decay", "decay_embedding", "gradient_clip")
         options = {name: o[name] for name in names} | {"eps": o["adam_eps"]}
         return options | ({"decay_vectors": True} if o["decay_vectors"] else {})
 
     def model_at(self, scale: str, variant: str) -> ModelConfig:
-        """The model of a variant at a scale."""
+        """The model of a variant at a scale, in the first variation."""
         where = f"config/{self.name}.yaml: scale {scale}, variant {variant}"
         return self.model(where, variant, self.at(scale, variant))
 
 
 def _path_or_streams(corpus: str) -> tuple[Path | None, list[dict] | None]:
-    """What corpus= names: a path, or else a data set of the hub, OWNER/NAME@REVISION."""
+    """Resolve corpus= to a path or to the streams of a data set of the hub."""
     path = Path(corpus)
     if corpus and path.exists():
         return path, None
     if hub := re.fullmatch(r"([\w.-]+/[\w.-]+)@([\w./-]+)", corpus):
         return None, [{"path": hub[1], "revision": hub[2]}]
     raise InputError(
-        f"corpus {corpus} does not exist; give a text file, a folder or, of the hub, "
-        "OWNER/NAME@REVISION with the commit that is read"
+        f"corpus {corpus} does not exist; give a text file, a folder or a data set of the "
+        "hub, OWNER/NAME@REVISION with the commit to read"
     )
 
 
 def _check_backends(where: str, variant: str, o: Mapping) -> None:
-    """Refuse backends that cannot keep documents apart, or that need a GPU on a CPU."""
+    """Raise InputError for a backend that cannot separate documents, or that lacks its GPU."""
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     for letter in dict.fromkeys(VARIANTS[variant].pattern):
         used = (MIXERS[letter], o["backends"].get(MIXERS[letter]))
         if o.get("document_mask") == "documents" and used == ("mha", "cudnn"):
-            raise InputError(f"{where}: mha's cudnn cannot keep documents apart; name flash")
+            raise InputError(f"{where}: mha's cudnn cannot keep documents apart; use flash")
         on_gpu = used in _GPU_ALONE and not (interpreted and used[1] == "flash")
         if o["device"] == "cpu" and on_gpu:
-            raise InputError(f"{where}: backend {used[1]} of {used[0]} needs a GPU; name another")
+            raise InputError(f"{where}: backend {used[1]} of {used[0]} needs a GPU; use another")
 
 
 def sides(matrix: Matrix, benchmark: str, scale: str) -> Iterator[Side]:
@@ -306,7 +307,7 @@ def bench_jobs(matrix: Matrix) -> Iterator[Bench]:
 
 
 def recall_jobs(matrix: Matrix) -> Iterator[Recall]:
-    """Associative recall of every mixer. Raises InputError for sequences that cannot be."""
+    """Associative recall of every mixer. Raises InputError for impossible sequences."""
     section, scale = matrix.section.recall, next(iter(matrix.section.scales), None)
     if section is None or scale is None:
         return
@@ -323,7 +324,7 @@ def recall_jobs(matrix: Matrix) -> Iterator[Recall]:
         layout, variant = _RECALLED[mixer]
         base, o = matrix.model_at(scale, variant), matrix.at(scale, variant)
         if section.warmup_updates > o["plateau_fraction"] * section.updates:
-            raise InputError(f"{where}: warmup_updates reach beyond the plateau; lower them")
+            raise InputError(f"{where}: warmup_updates end after the plateau; lower them")
         shape = {"layout": layout, "vocab_size": section.vocabulary, "heads": section.heads}
         yield Recall(
             **matrix.job(o),
@@ -337,7 +338,7 @@ def recall_jobs(matrix: Matrix) -> Iterator[Recall]:
 
 
 def check_job(matrix: Matrix) -> Check | None:
-    """The checks against FP64; None where the campaign has none."""
+    """The checks against FP64; None if the campaign has none."""
     if not matrix.section.check:
         return None
     scales = matrix.section.scales
@@ -352,7 +353,7 @@ def check_job(matrix: Matrix) -> Check | None:
             trained_at = [scale for scale in scales if geometry[scale]["layers"] % pattern == 0]
         for scale in trained_at[:1]:
             options, model = matrix.at(scale, name), matrix.model_at(scale, name)
-            layers = max(2, pattern)  # two hold both pairings of heads
+            layers = max(2, pattern)  # two layers have both pairings of heads
             side = Side(
                 side=name,
                 variant=name,
@@ -365,7 +366,7 @@ def check_job(matrix: Matrix) -> Check | None:
             sides.append((scale, side))
     shapes: dict[tuple, dict] = {}
     for scale, options in geometry.items():
-        # Heads do not meet in the operator: two are enough. Scales of one shape are checked once.
+        # The operator treats heads separately, so two are enough. Equal shapes are checked once.
         heads, T = options["heads"], options["context"]
         shape = {"heads": min(2, heads), "length": T, "width": options["d_model"] // heads}
         shapes.setdefault(tuple(shape.values()), {"scale": scale, **shape})

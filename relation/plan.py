@@ -1,6 +1,6 @@
-"""What a campaign computes: config.yaml and config/<campaign>.yaml, resolved to jobs.
+"""Resolve config.yaml and config/<campaign>.yaml to the jobs of a campaign.
 
-`load` gives a `Campaign`; its runs, benchmarks and checks are specifications of `relation.jobs`.
+`load` returns a `Campaign`. Its runs, benchmarks and checks are specifications of `relation.jobs`.
 """
 
 import json
@@ -28,21 +28,21 @@ from relation.jobs import Bench, Recall, Run, hash_of
 from relation.matrix import Matrix, bench_jobs, check_job, recall_jobs
 from relation.variants import LINEAR, PAIRED, VARIANTS
 
-# What is measured on a checkpoint, by its kind: the folder, and the files that one job writes.
+# Measurements on a checkpoint by kind of record: the folder, and the files that one job writes.
 _MEASURED = {"flow": ("flow", ("flow", "curves", "maps")), "lengths": ("length", ("lengths",))}
-# The name of the variation of a campaign that changes nothing.
+# The variation of a campaign that defines none. It changes nothing.
 UNCHANGED = "base"
 PAPER_SCALES = ("10M", "30M", "100M")
 # Why a shipped run has no diagnostics or no lengths.
-WHY_UNMEASURED = "its checkpoint is not shipped; published=false makes it"
+WHY_UNMEASURED = "its checkpoint is not shipped; published=false trains it here"
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A column of the report: a campaign's variation.
+    """A column of the report: one variation of a campaign.
 
-    scales: None for those of the paper that the campaign has, or all; corpus: in place of the
-    campaign's own; varies: the variation that a one-off changes; anew: shipped runs do not count.
+    scales: None for the campaign's scales of the paper, or all if it has none; corpus: replaces the
+    campaign's; varies: the variation that a one-off changes; anew: shipped runs do not count.
     """
 
     campaign: str
@@ -55,13 +55,13 @@ class Setting:
 
     @property
     def name(self) -> str:
-        """As books/nearest, or with @100M28pc behind it where the scales are not the paper's."""
+        """For example books/nearest; books/nearest@100M28pc if the scales are not the paper's."""
         of_paper = self.scales is None or set(self.scales) == set(PAPER_SCALES)
         return f"{self.campaign}/{self.variation}{'' if of_paper else '@' + ','.join(self.scales)}"
 
     @property
     def slug(self) -> str:
-        """Its name as part of a path or an anchor."""
+        """The name in a form for paths and HTML anchors."""
         return re.sub(r"[^\w.-]", "-", self.name)
 
     def __str__(self) -> str:
@@ -69,14 +69,14 @@ class Setting:
 
 
 class Campaign:
-    """One campaign, restricted as config.yaml chooses.
+    """One campaign, restricted to the choices of config.yaml.
 
-    planned: every run of the whole campaign; trained: their variants; runs: those that are chosen;
-    variations: the options of each; columns: of the report; settings: what `load` takes.
+    planned: all runs of the campaign; trained: their variants; runs: the chosen runs; variations:
+    the options of each variation; columns: the report's settings; settings: an input of `load`.
     """
 
     def __init__(self, choice: Choice, choices: Mapping, values: Mapping):
-        """choices: what `choice` was validated from; values: of config/<campaign>.yaml, merged."""
+        """choices: the mapping behind `choice`; values: of config/<campaign>.yaml and its bases."""
         name = choice.campaign
         section = validated(CampaignSection, values, f"config/{name}.yaml")
         values = section.as_dict()
@@ -93,14 +93,14 @@ class Campaign:
         }
         self.length = section.length
 
-        # Variations, the one-off among them, and every run of the whole campaign.
+        # All variations, including the one-off, and all runs of the campaign.
         variations = self.variations = _variations(values)
         chosen = _chosen("variations", choice.variations, variations, name)
         scales = self.scales = _chosen("scales", choice.scales, section.scales, name)
         if choice.vary:
             varied, changes = _one_off(choice.vary, section.scales)
             base = variations[chosen[0]]
-            if base is not next(iter(variations.values())):  # the same change is another's too
+            if base is not next(iter(variations.values())):  # several may get the same change
                 varied = f"{chosen[0]}+{varied}"
             base_scales = [scale for scale in scales if scale in base.get("scales", scales)]
             variations[varied] = {**base, "title": varied, "scales": base_scales, **changes}
@@ -111,7 +111,7 @@ class Campaign:
         if choice.vary and (same := equals.get(varied)):
             raise InputError(f"vary={choice.vary} changes no run: its runs are variation {same}'s")
 
-        # What is chosen of it. Some variants are only benchmarked, or only recall.
+        # The chosen jobs. Some variants are only benchmarked, or only trained on recall.
         seeds = _chosen("seeds", choice.seeds, (run.seed for run in self.planned), name)
         benches, recall = list(bench_jobs(matrix)), list(recall_jobs(matrix))
         trained = self.trained = dict.fromkeys(run.variant for run in self.planned)
@@ -127,20 +127,20 @@ class Campaign:
         self.recall = [job for job in recall if job.mixer in variants]
         others = trained.keys().isdisjoint(variants) and (self.benchmarks or self.recall)
         if not self.runs and not others:
-            raise InputError(f"campaign {name} has no run left by these choices; see config.yaml")
+            raise InputError(f"campaign {name} has no run left with these choices; see config.yaml")
         self.check = check_job(matrix)
 
-        # The report's columns: those that the campaign names, or the variations that are chosen.
+        # The report's columns: the campaign's `columns`, or else the chosen variations.
         columns = [self._setting(**column.as_dict()) for column in section.columns or ()]
         columns = columns or [self._setting(variation) for variation in chosen]
-        if choice.vary:  # first what it varies, and the one-off itself the last of four
+        if choice.vary:  # its base is the first of at most four, the one-off the last
             first = next((c for c in columns if c.variation == chosen[0]), self._setting(chosen[0]))
             others = [c for c in columns if c not in (first, self._setting(varied))]
             columns = [first, *others[:2], self._setting(varied, varies=chosen[0])]
         self.columns = columns[:4]
 
     def _setting(self, variation: str, scales=None, title="", varies=None) -> Setting:
-        """A column of the report; scales, title: what the campaign says of it."""
+        """A column of the report; scales and title: as the campaign's `columns` give them."""
         problem = f"config/{self.name}.yaml: columns: there is no variation {variation!r}"
         check_among(variation, self.variations, problem)
         title = title or self.variations[variation].get("title", "")
@@ -153,27 +153,27 @@ class Campaign:
 
     @property
     def hash(self) -> str:
-        """Of all that was chosen."""
+        """The hash of the campaign with its choices."""
         return hash_of(self.settings)
 
     @property
     def settings_file(self) -> Path:
-        """Where the configuration lies that a workflow's jobs read."""
+        """The file with the resolved configuration for the workflow's jobs."""
         return self.folder / "work" / f"{self.hash}.json"
 
     def write_settings(self, path: Path) -> None:
-        """Write the resolved configuration, which `load` reads."""
+        """Write the resolved configuration, for `load`."""
         with records.atomic(path) as temporary:
             temporary.write_text(json.dumps(self.settings, indent=1))
 
     def shipped(self, kind: str = "runs") -> Collection[str]:
-        """The hashes of a kind that results/published has: these jobs are done."""
+        """The hashes of a kind in results/published. These jobs are done."""
         return records.published_hashes(kind, self.name) if self.published else ()
 
     def files(self) -> dict[str, str]:
-        """The hash of every record that is to be made, by its path below the folder."""
+        """The hash of every record to make, by the record's path below the campaign's folder."""
         files: dict[str, str] = {}
-        corpora: list[str] = []  # what these jobs read
+        corpora: list[str] = []  # read by these jobs
         for run in (run for run in self.runs if run.hash not in self.shipped()):
             corpora.append(run.data.name)
             files |= {f"runs/{run.name}/{n}.parquet": run.hash for n in ("run", "losses", "probes")}
@@ -192,7 +192,7 @@ class Campaign:
         return {f"data/{name}/data.parquet": self.data[name].hash for name in corpora} | files
 
     def unmeasured(self) -> list[str]:
-        """How many shipped runs lack planned flow, or lengths, and why: a line each."""
+        """One line per kind of measurement that shipped runs lack: how many, and why."""
         shipped = (run for run in self.runs if run.hash in self.shipped())
         measured = (item for run in shipped for item in self.measured(run).items())
         counts = Counter(kind for kind, hash in measured if hash not in self.shipped(kind))
@@ -206,22 +206,22 @@ class Campaign:
         return {job.hash for job in (*self.planned, *others)}.union(flows)
 
     def corpora_of(self, bench: Bench) -> list[str]:
-        """The names of the corpora that a benchmark reads: training steps one, others none."""
+        """The names of the corpora that a benchmark reads: one for training steps, else none."""
         o = self.options(bench.scale, bench.variation)
         return [f"{o['corpus']}-{o['vocabulary']}"] if bench.kind == "steps" else []
 
     def run(self, name: str) -> Run:
-        """A run by its address, chosen or not. Raises InputError where there is none."""
+        """A run by its address, chosen or not. Raises InputError if there is none."""
         asked = f"run {name!r}, an address SCALE/VARIATION/VARIANT/SEED"
         return self._job(asked, name, self._by_name)
 
     def bench(self, benchmark: str, scale: str) -> Bench:
-        """A benchmark. Raises InputError where the campaign has none."""
+        """A chosen benchmark. Raises InputError if there is none of that name and scale."""
         benches = {f"{bench.benchmark}/{bench.scale}": bench for bench in self.benchmarks}
         return self._job(f"benchmark {benchmark}/{scale}", f"{benchmark}/{scale}", benches)
 
     def recall_of(self, mixer: str) -> Recall:
-        """A mixer's recall. Raises InputError where the campaign has none."""
+        """The chosen recall job of a mixer. Raises InputError if there is none."""
         return self._job(f"recall of {mixer!r}", mixer, {each.mixer: each for each in self.recall})
 
     def _job(self, asked: str, name: str, jobs: Mapping[str, Any]) -> Any:
@@ -229,7 +229,7 @@ class Campaign:
         return jobs[name]
 
     def gpu_jobs(self) -> int:
-        """How many jobs run at once on this machine's GPUs; 1 on a CPU, where cores count."""
+        """How many jobs run at once on this machine's GPUs; 1 on a CPU, where cores are counted."""
         if self.device == "cpu":
             return 1
         from torch.cuda import device_count
@@ -237,9 +237,9 @@ class Campaign:
         return max(1, device_count()) * self.runs_per_gpu
 
     def begin(self, prepared: Iterable[str], on_gpu: bool) -> None:
-        """Write what jobs read, once the texts of what is prepared and a needed GPU are there.
+        """Check what the jobs need before the first one starts, then write `settings_file`.
 
-        Raises InputError where one is missing, before the first job.
+        prepared: corpora to prepare. Raises InputError if their texts or a needed GPU are missing.
         """
         from relation.data.corpus import check_texts
 
@@ -252,7 +252,7 @@ class Campaign:
         self.write_settings(self.settings_file)
 
     def measured(self, run: Run) -> dict[str, str]:
-        """What is measured on a run's checkpoint: the hash of each kind, flow and lengths."""
+        """The hashes of the measurements on a run's checkpoint, by kind: flow and lengths."""
         long, hashes = self.length, {}
         if run.variant in self.diagnosed:
             hashes["flow"] = run.flow_hash
@@ -262,7 +262,7 @@ class Campaign:
 
 
 def _variations(values: Mapping) -> dict[str, dict]:
-    """The variations of a campaign by name: combined ones first, then those that are listed."""
+    """A campaign's variations by name: those of `cross`, then those of `variations`."""
     variations: dict[str, dict] = {}
     for parts in product(*(mapping.items() for mapping in values.get("cross", ()))):
         if parts:
@@ -280,14 +280,14 @@ def _one_off(text: str, scales: Collection) -> tuple[str, dict]:
     for part in text.split():
         key, equals, value = part.partition("=")
         if not equals:
-            raise InputError(f"vary={text}: {part!r} is no KEY=VALUE; a value has no spaces")
+            raise InputError(f"vary={text}: {part!r} is no KEY=VALUE; write values without spaces")
         changes[key] = parsed(value)
     changes = validated(Variation, changes, "vary", scales=scales).as_dict()
     return re.sub(r"[^0-9A-Za-z._=+-]", "_", "+".join(text.split())), changes
 
 
 def _chosen(key: str, choice: Any, offered: Iterable, campaign: str) -> list:
-    """What a choice of config.yaml leaves of what is offered. InputError for anything else."""
+    """The offered items that a choice names, or all. Raises InputError for an unknown name."""
     offered = list(dict.fromkeys(offered))
     if choice is None:
         return offered
@@ -302,9 +302,8 @@ def _chosen(key: str, choice: Any, offered: Iterable, campaign: str) -> list:
 def load(config: Path | Mapping = CONFIG, **overrides: Any) -> Campaign:
     """The campaign that a configuration chooses.
 
-    config: config.yaml, its content, or what `Campaign.settings` holds; overrides: choices that
-    replace the configuration's where they are not None. Raises InputError with the place of what
-    cannot be.
+    config: config.yaml, its content, or `Campaign.settings`; overrides: choices that replace the
+    configuration's unless they are None. Raises InputError with the place of an invalid value.
     """
     folder = (config if isinstance(config, Path) else CONFIG).parent / "config"
     raw = read(config) if isinstance(config, Path) else dict(config)
@@ -314,7 +313,7 @@ def load(config: Path | Mapping = CONFIG, **overrides: Any) -> Campaign:
     if values is not None:
         return Campaign(choice, raw, values)
     campaign = Campaign(choice, raw, campaign_values(choice.campaign, folder))
-    # A base's texts may go unread; what the campaign's own file gives is meant to be read.
+    # Texts of a base may stay unused. Texts of the campaign's own file must be used.
     own, file = read(folder / f"{choice.campaign}.yaml"), f"config/{choice.campaign}.yaml"
     with_flow = [name for name in campaign.trained if LINEAR not in VARIANTS[name].pattern]
     for variant in own.get("diagnosed", ()):
@@ -325,6 +324,6 @@ def load(config: Path | Mapping = CONFIG, **overrides: Any) -> Campaign:
         if corpus is not None and name not in used:
             raise InputError(
                 f"{file}: corpora.{name}: no scale reads it; they read {', '.join(used)}; "
-                f"give a variation `corpus: {name}`"
+                f"give a scale or variation `corpus: {name}`"
             )
     return campaign

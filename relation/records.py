@@ -1,8 +1,8 @@
-"""Records: one Parquet a kind, each row with its key and its origin.
+"""Records: one Parquet file per kind, in which every row has a key and an origin.
 
-A job writes small files (`write`), `collect` joins those of a campaign, and `publish` copies the
+A job writes small files (`write`), `collect` joins those of a campaign, and `publish` merges the
 joined rows into results/published/<campaign>/. `load` reads a campaign's folder. columns.csv lists
-the columns of every kind; a line without a type stands for a group of columns.
+the columns of every kind; a line without a type includes a group of columns.
 """
 
 import csv
@@ -29,11 +29,11 @@ from filelock import FileLock, Timeout
 from relation.errors import InputError, RunError
 
 PROJECT = Path(__file__).parents[1]
-# Below the working folder, as config.yaml and corpora/ are: commands run in the project's folder.
+# Relative, as config.yaml and corpora/ are, because commands run in the project's folder.
 RESULTS = Path("results")
 PUBLISHED = RESULTS / "published"
 RUN_KEY = ["campaign", "scale", "variation", "variant", "seed"]
-# Where a campaign's jobs write each kind, below its folder.
+# The files of each kind that a campaign's jobs write, below its folder.
 FILES = {
     "data": "data/*/data.parquet",
     "runs": "runs/*/*/*/*/run.parquet",
@@ -50,7 +50,7 @@ FILES = {
     "checks": "check/operators.parquet",
     "gradients": "check/gradients.parquet",
 }
-# Studies that are given up but cited: random tokens that come again, and NLL without Self.
+# Studies that ended but are still cited: repeated random tokens, and NLL without Self.
 CITED = ["copying", "self_use"]
 # Rows that agree in these columns come from one job and are replaced together.
 UNITS = dict.fromkeys([*FILES, *CITED], RUN_KEY) | {
@@ -86,7 +86,7 @@ def _kinds() -> dict[str, pa.Schema]:
     return {kind: pa.schema(groups[kind] + groups["origin"]) for kind in UNITS}
 
 
-KINDS = _kinds()  # the columns of each kind; a field's metadata hold its unit and meaning
+KINDS = _kinds()  # columns of each kind; a field's metadata holds its unit and meaning
 PACKAGES = ("torch", "triton", "numpy", "pyarrow", "tokenizers", "datasets")
 
 
@@ -94,7 +94,7 @@ PACKAGES = ("torch", "triton", "numpy", "pyarrow", "tokenizers", "datasets")
 def atomic(path: Path) -> Iterator[Path]:
     """Yield a temporary path next to `path`; on success it replaces `path`, else it is removed.
 
-    A crash leaves the old file or the new one, whole. Raises RunError where the disk is full.
+    After a crash `path` is the complete old or new file. Raises RunError if the disk is full.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -107,7 +107,7 @@ def atomic(path: Path) -> Iterator[Path]:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
         raise RunError(
-            f"{path} was not written ({os.strerror(error.errno)}); free space and repeat"
+            f"{path} was not written ({os.strerror(error.errno)}); free disk space and repeat"
         ) from None
     finally:
         temporary.unlink(missing_ok=True)
@@ -115,7 +115,7 @@ def atomic(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def held(path: Path, job: str) -> Iterator[None]:
-    """Hold the lock file `path`. Raises RunError where another process holds it.
+    """Hold the lock file `path`. Raises RunError if another process holds it.
 
     A killed process leaves no lock behind.
     """
@@ -141,9 +141,9 @@ def is_held(path: Path) -> bool:
 
 @cache
 def commit() -> str:
-    """The commit, "unknown" without git; "+changes" where what determines a result differs from it.
+    """The git commit, with "+changes" if tracked files that determine results differ from it.
 
-    That is the tracked files of relation/, kernels/ and config/.
+    These are the files of relation/, kernels/ and config/. "unknown" without git.
     """
 
     def git(*arguments: str) -> str:
@@ -158,7 +158,7 @@ def commit() -> str:
 
 
 def origin(hash: str, device: str) -> dict[str, str]:
-    """The origin columns of rows that are made now."""
+    """The origin columns for rows made now."""
     versions = {"python": platform.python_version()}
     for package in PACKAGES:
         with suppress(metadata.PackageNotFoundError):
@@ -173,7 +173,7 @@ def origin(hash: str, device: str) -> dict[str, str]:
 
 
 def key(job: Any, kind: str = "runs") -> dict[str, Any]:
-    """The key columns of the rows of a kind that a job makes."""
+    """The key columns of a job's rows of one kind."""
     return {name: getattr(job, name) for name in UNITS[kind]}
 
 
@@ -183,9 +183,9 @@ def write(
     rows: pd.DataFrame | Sequence[Mapping[str, Any]],
     shared: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write rows of a kind atomically, each with the `shared` columns of all: key and origin.
+    """Write rows of a kind atomically, and add the `shared` columns (key and origin) to each.
 
-    Raises InputError where a column is missing or unknown, ArrowException for another type.
+    Raises InputError if a column is missing or unknown, ArrowException for a wrong type.
     """
     layout, values = KINDS[kind], dict(shared or {})
     if isinstance(rows, pd.DataFrame):
@@ -195,12 +195,12 @@ def write(
         column_sets = [set(row) for row in rows]
     for names in column_sets:
         if odd := sorted(names ^ set(layout.names)):
-            raise InputError(f"{path}: rows and columns of {kind} differ in {', '.join(odd)}")
+            raise InputError(f"{path}: {kind} rows lack columns or have others: {', '.join(odd)}")
     if isinstance(rows, pd.DataFrame):
         table = pa.Table.from_pandas(rows.assign(**values), layout, preserve_index=False)
     else:
         table = pa.Table.from_pylist(rows, layout)
-    encodings = {}  # floats byte by byte, the rest in dictionaries: the smallest of Parquet's ways
+    encodings = {}  # smallest: floats split by byte, the rest as dictionaries
     for name, arrow_type in zip(layout.names, layout.types, strict=True):
         if pa.types.is_floating(arrow_type):
             encodings[name] = "BYTE_STREAM_SPLIT"
@@ -220,7 +220,7 @@ def write(
 
 
 def _table(path: Path, kind: str, names: Sequence[str] | None = None) -> pa.Table:
-    """Some columns of a file, all by default, with every page's checksum verified."""
+    """Columns of a file (all by default), with the checksum of every page verified."""
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             lacking = sorted(set(KINDS[kind].names) - set(file.schema_arrow.names))
@@ -240,9 +240,9 @@ def _table(path: Path, kind: str, names: Sequence[str] | None = None) -> pa.Tabl
 
 
 def read(paths: Path | Sequence[Path], kind: str) -> pd.DataFrame:
-    """The rows of one kind in files, in order; without files an empty frame with its columns.
+    """Read the rows of one kind from files, in order; without files, a frame without rows.
 
-    Raises InputError, naming the file, where one is missing, damaged or lacks a column.
+    Raises InputError with the file's name if a file is missing, damaged or lacks a column.
     """
     paths = [paths] if isinstance(paths, Path) else paths
     tables = [_table(path, kind) for path in paths]
@@ -250,18 +250,18 @@ def read(paths: Path | Sequence[Path], kind: str) -> pd.DataFrame:
 
 
 def _hashes(path: Path, kind: str) -> set[str]:
-    """The hashes of a file's rows; no other column is read, as there may be many."""
+    """The hashes of a file's rows. Other columns are not read, as a file may have many rows."""
     return set(pc.unique(_table(path, kind, ["hash"])["hash"]).to_pylist())
 
 
 def is_made(path: Path, hash: str) -> bool:
-    """Whether a job's file, one of FILES, is there and all rows that it has are of that hash."""
+    """Whether a job's file, one of FILES, exists and all its rows have this hash."""
     kind = next(kind for kind, pattern in FILES.items() if path.match(pattern))
     return path.exists() and _hashes(path, kind) <= {hash}
 
 
 def empty_if_diverged(checkpoint: Path, out: Path, *kinds: str) -> bool:
-    """Whether a checkpoint's run diverged; then say so and write files without rows into `out`."""
+    """Whether a checkpoint's run diverged. If so, say it and write files without rows to `out`."""
     run = checkpoint.with_name("run.parquet")
     if not run.exists() or read(run, "runs")["final_nll"].notna().all():
         return False
@@ -272,23 +272,23 @@ def empty_if_diverged(checkpoint: Path, out: Path, *kinds: str) -> bool:
 
 
 def _stored(folder: Path, kind: str) -> pd.DataFrame:
-    """A kind's rows in a campaign's folder, none where it has no such file."""
+    """A kind's rows in a campaign's folder; none if the file is missing."""
     path = folder / f"{kind}.parquet"
     return read([path] if path.exists() else [], kind)
 
 
 def load(folder: Path) -> dict[str, pd.DataFrame]:
-    """A campaign's rows by kind; a kind without a file is an empty frame with its columns."""
+    """A campaign's rows by kind; a kind without a file gives a frame without rows."""
     frames = {kind: _stored(folder, kind) for kind in KINDS}
     check_pairs(frames["runs"])
     return frames
 
 
 def check_pairs(runs: pd.DataFrame) -> None:
-    """Raise InputError where MHA and Full of a seed had other data or other initial weights.
+    """Raise InputError if MHA and Full of a seed differ in data or initial weights.
 
-    A pair whose specification has an `init_key` has separate initial weights, as planned; a run
-    that diverged has read less.
+    Initial weights may differ if the specification has an `init_key`. Diverged runs are not
+    compared, because they stopped early and read less data.
     """
     pairs = runs[runs["variant"].isin(["mha", "full"]) & runs["final_nll"].notna()]
     separate = pairs["specification"].str.contains('"init_key"', regex=False, na=False)
@@ -304,11 +304,11 @@ def check_pairs(runs: pd.DataFrame) -> None:
 
 
 def collect(folder: Path, planned: Mapping[str, str], hashes: Collection[str] = ()) -> None:
-    """Join the small files of a campaign's jobs into one Parquet a kind, in `folder`.
+    """Join the files of a campaign's jobs into one Parquet file per kind, in `folder`.
 
-    planned: each planned file's hash by its path below `folder`; those that are not there yet are
-    left out. hashes: what the campaign takes of its published rows, where it made none itself.
-    Raises InputError for a record that another specification made.
+    planned: the hash of each planned file by its path below `folder`; missing files are skipped.
+    hashes: published rows with these hashes are added, unless the campaign has made them itself.
+    Raises InputError for a record of another specification.
     """
     shipped = PUBLISHED / folder.name
     for kind, pattern in FILES.items():
@@ -331,13 +331,13 @@ def collect(folder: Path, planned: Mapping[str, str], hashes: Collection[str] = 
 
 
 def _joined(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """Frames of one kind in one; empty ones, whose columns have no type, do not count."""
+    """Concatenate frames of one kind, without empty ones, whose columns have no type."""
     return pd.concat([f for f in frames if len(f)] or frames[:1], ignore_index=True)
 
 
 @cache
 def published_hashes(kind: str = "runs", campaign: str = "*") -> frozenset[str]:
-    """The hashes of the published rows of a kind: these jobs are done."""
+    """The hashes of the published rows of a kind. These jobs are done."""
     paths = sorted(PUBLISHED.glob(f"{campaign}/{kind}.parquet"))
     return frozenset().union(*(_hashes(path, kind) for path in paths))
 
@@ -345,9 +345,9 @@ def published_hashes(kind: str = "runs", campaign: str = "*") -> frozenset[str]:
 def merge(
     kind: str, old: pd.DataFrame, new: pd.DataFrame
 ) -> tuple[pd.DataFrame, dict[str, list[str]]]:
-    """Rows of a kind after new ones came in, and which jobs were added, replaced or refused.
+    """Merge new rows of a kind into old ones; also name the jobs added, replaced and refused.
 
-    A job's new rows replace the old where the hash is the same; where it differs, the old stay.
+    A job's new rows replace its old rows if their hash is equal. Otherwise the old rows stay.
     """
     key = UNITS[kind]
     rows = [frame[[*key, "hash", "created"]].fillna("") for frame in (old, new)]
@@ -364,9 +364,9 @@ def merge(
 
 
 def publish(campaign: str) -> list[str]:
-    """Merge a campaign's collected rows into results/published/<campaign>/; says what changed.
+    """Merge a campaign's collected rows into results/published/<campaign>/; list the changes.
 
-    Flow maps are published for the first seed of a scale and variation. To repeat it is safe.
+    Flow maps are published only for the lowest seed of a scale and variation. Safe to repeat.
     """
     source, target = RESULTS / campaign, PUBLISHED / campaign
     merged, lines = {}, []

@@ -1,4 +1,4 @@
-"""The shape of a model: what fixes its parameters. Free of PyTorch, so that planning stays fast."""
+"""The variants and the shape of a model. Imports no PyTorch, which keeps planning fast."""
 
 import math
 from collections.abc import Mapping
@@ -9,14 +9,14 @@ from typing import Any, get_args
 
 from relation.errors import InputError, check_among
 
-# A layer's letter, and the operator that its mixer runs.
+# The letters of layers, and the operator of each layer's mixer.
 MHA, FULL, LINEAR, CALIBRATED = "A", "F", "L", "C"
 MIXERS = {MHA: "mha", FULL: "full", LINEAR: "linear", CALIBRATED: "calibrated"}
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A model family: layers that repeat `pattern`, and fields of `ModelConfig` that it changes."""
+    """A model family: its layers repeat `pattern`, and `changes` sets fields of `ModelConfig`."""
 
     name: str
     title: str
@@ -37,8 +37,8 @@ _PAPER = (
     Variant("hybrid", "Hybrid Relation", "LLLF"),
 )
 # Arms of the fair comparison. QK-norm: Henry et al. 2020, as RMSNorm with gains (Gemma 3, Qwen3).
-# Output gate: Qiu et al. 2025. Null logit: softmax off by one (Miller 2023). mha-self is the
-# control for Relation's mechanism: its count calibration and its Self, on attention's own logits.
+# Output gate: Qiu et al. 2025. Null logit: softmax off by one (Miller 2023). mha-self is a
+# control for Relation's mechanism: MHA's logits with Relation's count calibration and Self.
 _QK, _GATE = {"qk_norm": True}, {"output_gate": True}
 _FAIR = (
     Variant("mha-qknorm", "MHA + QK-norm", MHA, _QK),
@@ -50,7 +50,7 @@ _FAIR = (
     Variant("full-gate", "Full Relation + gate", FULL, _GATE),
     Variant("full-qknorm-gate", "Full Relation + QK-norm + gate", FULL, _QK | _GATE),
 )
-_OWN: tuple[Variant, ...] = ()  # yours: docs/extending.md
+_OWN: tuple[Variant, ...] = ()  # add your variants here: docs/extending.md
 VARIANTS: dict[str, Variant] = {variant.name: variant for variant in (*_PAPER, *_FAIR, *_OWN)}
 PAIRED = ("mha", "full")
 ABLATIONS = ("exchange-only", "raw-x", "no-count", "no-givens", "single-head")
@@ -59,19 +59,19 @@ ARMS = (*PAIRED, *(variant.name for variant in _FAIR))
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A decoder-only model (Section 6, Appendix B.1). Raises InputError where none such exists.
+    """The shape of a decoder-only model (Section 6, Appendix B.1). InputError if it is impossible.
 
-    layout: a letter a layer: A for MHA, F for Full Relation, L for Linear Relation, C for MHA with
-        Relation's count and Self.
-    kv_heads: heads of the second coordinate and of information, each for as many neighbouring
-        heads of the first; None gives every head its own.
-    qk_norm: RMSNorm of every head's two coordinates before RoPE, with gains a layer of one head's
-        width. output_gate: the mixer's output times the sigmoid of a d x d projection of the
-        layer's normalised input, before W_O. null_logit: a zero key and value before MHA's first.
-    init_std: of the normal initial weights. linear_init: "torch" starts projections as `nn.Linear`
-        does, uniform within 1/sqrt(fan_in). embedding_std: the embedding's own deviation.
-    scale_residual_init: W_O and the FFN's last matrix start 1/sqrt(2 layers) smaller, as in GPT-2.
-    embedding_multiplier: scales what the first block reads.
+    layout: one letter per layer: A for MHA, F for Full Relation, L for Linear Relation, C for MHA
+        with Relation's count calibration and Self.
+    kv_heads: heads of p2 and information. Each serves heads / kv_heads neighbouring heads of p1.
+        None: as many as heads.
+    qk_norm: RMSNorm of p1 and p2 in every head before RoPE; the heads of a layer share the gains.
+        output_gate: multiplies the mixer's output, before W_O, by the sigmoid of a d x d projection
+        of the layer's normalised input. null_logit: adds a zero key and a zero value to MHA.
+    init_std: sd of the normal initial weights. linear_init: "torch" initialises projections as
+        `nn.Linear` does, uniform within 1/sqrt(fan_in). embedding_std: sd of the embedding.
+    scale_residual_init: divides the initial W_O and W_down by sqrt(2 layers), as in GPT-2.
+    embedding_multiplier: multiplies the embeddings that the first block reads.
     """
 
     vocab_size: int
@@ -110,18 +110,18 @@ class ModelConfig:
              f"layout {self.layout!r} must be letters of {''.join(MIXERS)}"),
             (d % heads == 0, f"d_model {d} is not divisible by {heads} heads; give a multiple"),
             (self.head_dim % 2 == 0,
-             f"head width {self.head_dim} (d_model {d} / {heads} heads) is odd and RoPE rotates "
+             f"head width {self.head_dim} (d_model {d} / {heads} heads) is odd, but RoPE rotates "
              "pairs of channels; make it even"),
             (shared > 0 and heads % shared == 0,
-             f"kv_heads is {shared} and heads {heads}; give a divisor of the heads"),
+             f"kv_heads is {shared} and heads {heads}; kv_heads must divide heads"),
             (not self.raw_information or shared == heads,
-             f"Raw-X transports all {heads} heads of X, not {shared}; leave out kv_heads"),
+             f"Raw-X needs all {heads} heads of X, not {shared}; leave out kv_heads"),
             (not mixes_heads or shared % 2 == 0,
              f"Givens mixing pairs heads of information, and their number, {shared}, is odd; give "
-             "givens=False, or an even number of heads (of kv_heads, where they are shared)"),
-            (0 < self.tau < math.inf, f"tau is {self.tau}; the Self temperature must be positive"),
+             "givens=False, or an even number of heads (of kv_heads, if that is set)"),
+            (0 < self.tau < math.inf, f"tau is {self.tau}; it must be positive and finite"),
             (not self.null_logit or MHA in self.layout,
-             f"null_logit is an option of MHA layers, and layout {self.layout!r} has none"),
+             f"null_logit needs MHA layers, and layout {self.layout!r} has none"),
             (self.linear_init in (None, "torch"),
              f"linear_init is {self.linear_init!r}; give 'torch' or None"),
         ):  # fmt: skip
@@ -130,14 +130,14 @@ class ModelConfig:
 
     @classmethod
     def for_variant(cls, variant: str, layers: int = 0, heads: int = 0, **options) -> "ModelConfig":
-        """The model of a named variant on a backbone; `options` are further fields."""
+        """The model of a named variant; `options` are further fields of ModelConfig."""
         check_among(variant, VARIANTS, f"unknown variant {variant!r}")
         for name in options:
             check_among(name, ("layers", *cls.__dataclass_fields__), f"a model has no {name!r}")
         title, pattern = VARIANTS[variant].title, VARIANTS[variant].pattern
         if layers < 1 or layers % len(pattern):
             raise InputError(
-                f"{title} repeats the layers {pattern}; {layers} layers is not a multiple of "
+                f"{title} repeats the layers {pattern}; {layers} layers are not a multiple of "
                 f"{len(pattern)}"
             )
         layout = pattern * (layers // len(pattern))
@@ -154,21 +154,21 @@ class ModelConfig:
 
     @property
     def shared_heads(self) -> int:
-        """Heads of the second coordinate and of information; `heads`, unless they are shared."""
+        """The number of heads of p2 and of information: kv_heads, or heads if that is None."""
         return self.heads if self.kv_heads is None else self.kv_heads
 
 
 def backend_names(config: ModelConfig, backends: Mapping[str, str]) -> str:
-    """The backends that run a model's operators, joined by commas; automatic where none is named.
+    """The backends of a model's operators, joined by commas; "automatic" if none is named.
 
-    backends: by operator.
+    backends: the backend of each operator, by the operator's name.
     """
     used = [name for letter, name in MIXERS.items() if letter in config.layout]
     return ", ".join(dict.fromkeys(backends.get(name, "automatic") for name in used))
 
 
 def parameter_count(config: ModelConfig) -> int:
-    """How many numbers the model trains, the tied matrix counted once; no model is built."""
+    """The number of trained parameters, the tied matrix counted once. Builds no model."""
     d, shared = config.d_model, config.shared_heads * config.head_dim
     total = config.vocab_size * d + d  # embedding and last norm
     for letter in config.layout:
@@ -185,9 +185,9 @@ def parameter_count(config: ModelConfig) -> int:
 
 
 def check_type(name: str, value: Any, kind: Any) -> None:
-    """Raise InputError for a value of another type; numbers may be NumPy's, True is no number.
+    """Raise InputError for a value of another type. NumPy numbers are valid; True is no number.
 
-    kind: a type, or a union of types as a field is annotated with.
+    kind: a type, or a union of types as in a field's annotation.
     """
     kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
     wider = {int: Integral, float: Real}

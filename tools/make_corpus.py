@@ -1,10 +1,10 @@
-"""Make the corpora of the shipped runs from public repositories: run by hand.
+"""Make the corpora of the shipped runs from public repositories. Run this script by hand.
 
 python tools/make_corpus.py BOOKS            makes corpora/books
 python tools/make_corpus.py BOOKS LUEE RCDM  makes corpora/library too
 
-Each is a checkout of the repository below at its commit. Rows are `text`, a chapter or part of one,
-and `source`. What was made counts only with the fingerprint that config/books.yaml holds.
+Each argument is a checkout of a repository below at the given commit. A row has `text`, a chapter
+or a part of one, and `source`. A corpus must have the fingerprint given in config/books.yaml.
 
 BOOKS  mlschmitt/classic-books-markdown at 944882722e9a96fa6cf2739dc2ea757e101f412f
 LUEE   LuEE-C/FewShotAuthorClassificationMetaLearning at 4c84f818a17dc19b592dbcd0fa004f2c6df8116a
@@ -28,20 +28,20 @@ import pyarrow.parquet as pq
 from relation.config import read
 from relation.data.corpus import fingerprint
 
-SHARD = 44_000_000  # characters, with which the library's shard ends after its book
+SHARD = 44_000_000  # characters; a shard of the library ends after the book that reaches them
 SHARDS = 13
-LARGEST = 4 << 20  # bytes; the snapshots of the Gutenberg repositories lacked larger files
+LARGEST = 4 << 20  # bytes; snapshots of the Gutenberg repositories lacked files from this size on
 Rows = list[tuple[str, str]]
 
 
 def files_of(checkout: str, suffix: str) -> dict[str, bytes]:
-    """A repository's files of a suffix by their path there."""
+    """The files of a checkout with a suffix, by their path in it."""
     root = Path(checkout)
     return {p.relative_to(root).as_posix(): p.read_bytes() for p in root.rglob(f"*{suffix}")}
 
 
 def path_hash(path: str) -> int:
-    """What orders the files, and chooses the validation books."""
+    """The number that orders files and selects the validation books."""
     return int.from_bytes(hashlib.sha256(path.encode("utf-8", "surrogateescape")).digest())
 
 
@@ -49,7 +49,7 @@ LEFT_OUT = {"README.md", "Samuel Richardson/Clarissa.md", "Various/King James Bi
 
 
 def book_rows(markdown: str) -> list[str]:
-    """The sections of a Markdown book as plain text, without those below 400 characters."""
+    """The sections of a Markdown book as plain text; those below 400 characters are left out."""
     sections: list[list[str]] = [[]]
     for line in markdown.replace("\r\n", "\n").split("\n"):
         heading = re.match(r"#{1,6} (.*)", line)
@@ -61,7 +61,7 @@ def book_rows(markdown: str) -> list[str]:
     for text in map("\n".join, sections):
         text = re.sub(r"<[^>\n]*>", "", text)
         text = re.sub(r"\[\^?\d+\]", "", text)
-        # An underscore is a word character, so a long run loses its ends alone.
+        # An underscore is a word character, so a long run of them loses only its ends.
         text = re.sub(r"(?<!\w)[*_]{1,3}|[*_]{1,3}(?!\w)", "", text)
         text = re.sub("[ \t\u00a0]+", " ", text)
         text = "\n".join(line.strip() for line in text.split("\n"))
@@ -79,7 +79,7 @@ def books_of(files: dict[str, bytes]) -> dict[str, Rows]:
     return splits
 
 
-# Gutenberg: characters, header, footer, marks (rules 2 to 5).
+# Gutenberg: characters, header, footer, marks.
 SPACES = "\u00a0\u202f\u3000\f\v\x1c\x1d\x1e\x1f\u0085\u2028\u2029"
 SPACES += "".join(map(chr, range(0x2000, 0x200B)))
 NOTHING = "\u200b\u200c\u200d\u200e\u200f\ufeff\u00ad\x00\x1a"
@@ -108,7 +108,7 @@ MARKS = [
     r"[=+~]{1,2}(?=\w)(?<!\w[=+~])(?<!\w[=+~][=+~])|[=+~]{1,2}(?!\w)(?<=[\w.,;:!?][=+~])",
     r"[|^]",
 ]
-# A block that speaks of its making (rule 6).
+# A block about the making of the file.
 LINE = re.compile(
     r"gutenberg|\be-?texts?\b|\be-?books?\b|transcriber|transcribed (?:by|from)|proof-?read|pgdp"
     r"|https?:|www\.|\bhtml\b|\bascii\b|\bunicode\b|\butf-?8|\S@\S+\.\w|scanned (?:by|and|from)"
@@ -137,7 +137,7 @@ SENTENCE = tuple(".!?:;\"'")  # a sentence, before an indented line
 
 
 def plain_text(content: bytes, wants_header: bool) -> str | None:
-    """A Gutenberg file's text without header, footer and marks; None for one that is left out."""
+    """A Gutenberg file's text without header, footer and marks; None if the file is left out."""
     try:
         text = content.decode()
     except UnicodeDecodeError:
@@ -167,9 +167,9 @@ def plain_text(content: bytes, wants_header: bool) -> str | None:
     return text
 
 
-# Gutenberg: blocks, paragraphs, sections (rules 6 to 9).
+# Gutenberg: blocks, paragraphs, sections.
 def blocks_of(text: str) -> list[tuple[int, list[str]]]:
-    """Blocks between blank lines, each behind the number of those before it."""
+    """Blocks of lines between blank lines, each as (number of blank lines before it, lines)."""
     blocks: list[tuple[int, list[str]]] = []
     lines, gap = [], 9
     for line in [*map(str.rstrip, text.split("\n")), ""]:
@@ -198,7 +198,7 @@ def without_transcribers(blocks: list[tuple[int, list[str]]]) -> Iterator[tuple[
 
 
 def paragraphs_of(lines: list[str], width: int) -> tuple[list[str], bool]:
-    """A block's paragraphs, and whether it is prose, whose lines are joined."""
+    """A block's paragraphs, and whether it is prose; the lines of prose are joined."""
     stripped = [line.strip() for line in lines]
     if len(lines) == 1:
         return stripped, True
@@ -223,7 +223,7 @@ def paragraphs_of(lines: list[str], width: int) -> tuple[list[str], bool]:
 
 
 def sections_of(text: str) -> tuple[list[str], int]:
-    """A book's sections, in parts of 30,000 characters, and its size; none of one left out."""
+    """A book's sections, in parts of 30,000 characters, and its size; none if it is left out."""
     blocks = blocks_of(text)
     lengths = sorted(len(line.strip()) for _, b in blocks if len(b) > 2 for line in b)
     width = lengths[int(0.95 * len(lengths))] if len(lengths) >= 50 else 0
@@ -269,7 +269,7 @@ def parts_of(paragraphs: list[str]) -> Iterator[str]:
     yield "\n\n".join(part)
 
 
-# Gutenberg: words and repeats (rules 10 and 11).
+# Gutenberg: words and repeats.
 FUNCTION = set(re.findall(r"\w+", "the of and to in that it is was he for with his be not you"))
 N = 13  # words of a shingle
 POWERS = [np.uint64(pow(0x9E3779B97F4A7C15, N - 1 - j, 1 << 64)) for j in range(N)]
@@ -285,7 +285,7 @@ def words_of(text: str) -> list[str]:
 
 
 def shingles_of(words: list[str], every: int = 8) -> list[int]:
-    """Hashes of 13 words in a row, one in `every` of them."""
+    """Hashes of all runs of 13 words; about one in `every` is kept."""
     hashes = np.array([word_hash(word) for word in words], np.uint64)
     count = max(0, len(words) - N + 1)
     terms = (hashes[j : j + count] * power for j, power in enumerate(POWERS))
@@ -294,7 +294,7 @@ def shingles_of(words: list[str], every: int = 8) -> list[int]:
 
 
 class Repeats:
-    """What the library must not repeat: the books, and what it has taken itself."""
+    """Texts that the library must not repeat: the books and the library's earlier texts."""
 
     def __init__(self, splits: dict[str, Rows]):
         counts: Counter[str] = Counter()
@@ -309,12 +309,12 @@ class Repeats:
             self.titles.add(" ".join(words_of(source.split("/", 1)[1])))
 
     def names_validation(self, path: str) -> bool:
-        """Whether a file's name holds the title of a validation book."""
+        """Whether a file's name contains the title of a validation book."""
         name = " ".join(words_of(path.rsplit("/", 1)[-1].rsplit("___", 1)[-1][:-4]))
         return any(f" {title} " in f" {name} " for title in self.titles)
 
     def kept(self, sections: list[str], size: int) -> list[str]:
-        """The sections of a book that are English prose and no repeats; none of a repeated book."""
+        """A book's sections of English prose that repeat nothing; none if the book is a repeat."""
         rows, new, sampled, old = [], [], 0, 0
         for text in sections:
             words = words_of(text)
@@ -348,7 +348,7 @@ class Repeats:
 def library_of(
     splits: dict[str, Rows], luee: dict[str, bytes], rcdm: dict[str, bytes]
 ) -> Iterator[Rows]:
-    """The shards that the library has beside the books."""
+    """The shards of the library, without the books."""
     repeats, used = Repeats(splits), set()
     files = {p: (c, False) for p, c in luee.items() if p.startswith("Gutenberg/txt/")}
     files |= {p: (c, True) for p, c in rcdm.items()}
@@ -370,7 +370,7 @@ def library_of(
 
 
 def write(folder: Path, shards: Iterable[tuple[str, Rows]]) -> None:
-    """Write a corpus's files, and compare its fingerprint with that of the shipped runs."""
+    """Write a corpus's files and compare its fingerprint with that of the shipped runs."""
     corpora = read(Path("config/books.yaml"))["corpora"]
     (wanted,) = (c["fingerprint"] for c in corpora.values() if c["path"] == folder.as_posix())
     folder.mkdir(parents=True, exist_ok=True)
@@ -383,7 +383,7 @@ def write(folder: Path, shards: Iterable[tuple[str, Rows]]) -> None:
     found = fingerprint(str(folder))
     print(f"{folder}  {found}")
     if found != wanted:
-        sys.exit(f"error: the shipped runs read {wanted}; check out the commits above")
+        sys.exit(f"error: the shipped runs read {wanted}; check out the commits of --help")
 
 
 if __name__ == "__main__":
@@ -393,9 +393,7 @@ if __name__ == "__main__":
     books, *gutenberg = parser.parse_args().checkouts
     splits = books_of(files_of(books, ".md"))
     if not all(splits.values()):
-        sys.exit(
-            f"error: {books} has no books; give a checkout of the repository that --help names"
-        )
+        sys.exit(f"error: {books} has no books; give a checkout of the repository BOOKS in --help")
     write(Path("corpora/books"), splits.items())
     if len(gutenberg) == 2:
         shards = library_of(splits, *(files_of(path, ".txt") for path in gutenberg))

@@ -1,7 +1,7 @@
 """Print the power of the fair comparison's equivalence test: python -m tools.power.
 
-Two arms of n runs each, losses normal with the same deviation, unpaired, means apart by 0 or half
-the margin. Two one-sided t tests at 5% show that these differ by less than the margin.
+Two unpaired arms have n runs each. Their losses are normal with equal deviations, and their means
+differ by 0 or half the margin. Two one-sided t tests at 5% must show a difference below the margin.
 """
 
 import math
@@ -16,8 +16,8 @@ DEVIATIONS, SEEDS = (0.010, 0.0125, 0.0153, 0.018, 0.021), (16, 24, 48)
 def power(deviation: float, seeds: int, difference: float = 0.0) -> float:
     """The chance that both tests reject, given the true difference of the two means.
 
-    The difference of the sample means is independent of the pooled deviation, so the chance is an
-    integral over the latter: its quantiles, equally likely, stand for it.
+    The difference of the sample means is independent of the pooled deviation. The chance is thus an
+    integral over that deviation, approximated by the mean over its quantiles.
     """
     freedom = 2 * (seeds - 1)
     error = deviation * math.sqrt(2 / seeds)

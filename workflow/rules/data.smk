@@ -2,7 +2,7 @@ from re import escape
 
 
 def one_of(names):
-    """A pattern of these names alone, so that no rule makes a misspelt file."""
+    """A pattern that matches only these names, so that no rule makes a misspelt file."""
     return "|".join(escape(str(name)) for name in dict.fromkeys(names)) or "(?!)"
 
 

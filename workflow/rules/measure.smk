@@ -40,7 +40,7 @@ rule bench:
         f"{FOLDER}/bench/{{benchmark}}/{{scale}}.parquet",
     log:
         f"{FOLDER}/logs/bench/{{benchmark}}/{{scale}}.log",
-    # All cores, so that nothing runs beside it. It computes on one thread all the same.
+    # All cores, so that no other job runs at the same time. It still computes on one thread.
     threads: 1 if ON_CLUSTER else workflow.cores
     resources:
         gpu=int(ON_GPU),
@@ -57,7 +57,7 @@ rule check:
         gradients=f"{FOLDER}/check/gradients.parquet",
     log:
         f"{FOLDER}/logs/check.log",
-    # On a GPU alone too, as it takes a whole one.
+    # On a GPU it also runs alone, because it needs a whole GPU.
     threads: workflow.cores if ON_GPU and not ON_CLUSTER else 1
     resources:
         gpu=int(ON_GPU),

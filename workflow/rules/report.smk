@@ -30,7 +30,7 @@ rule report:
         f"python -m relation report --config {CONFIG} > {{log}} 2>&1"
 
 
-# The report of what is shipped: `make published`.
+# The report of the shipped results: `make published`.
 rule published:
     input:
         sorted(p for p in records.PUBLISHED.glob("*/*.parquet") if p.parent.name != "report"),

@@ -1,6 +1,6 @@
 RUN = "{scale}/{variation}/{variant}/{seed}"
 RUN_NAME = "{wildcards.scale}/{wildcards.variation}/{wildcards.variant}/{wildcards.seed}"
-# How many processes train one run: a GPU each; on a CPU as many as are asked for.
+# Processes that train one run: one per GPU; on a CPU the resource `processes`.
 PROCESSES = "{resources.gpu}" if ON_GPU else "{resources.processes}"
 
 
@@ -13,7 +13,7 @@ def data_of(wildcards):
 
 
 def tokens_of(wildcards):
-    """The data of a run; of the tokens that it is planned with, fresh dates retrain nothing."""
+    """A run's data. If it is prepared as planned, a newer date does not train the run again."""
     path = data_of(wildcards)
     return ancient(path) if run_of(wildcards).data.name in READY else path
 
@@ -28,10 +28,10 @@ rule train:
         model=f"{FOLDER}/runs/{RUN}/model.safetensors",
     log:
         f"{FOLDER}/logs/train/{RUN}.log",
-    # A killed run goes on from its resume state. None: as often as the profile says.
+    # A retry resumes a killed run from its last state. None: use the profile's `retries`.
     retries: 3 if ON_CLUSTER else int(ON_GPU) or None
     resources:
-        # More for one run: --set-resources train:gpu=4; on a CPU, train:processes=2.
+        # For more GPUs per run: --set-resources train:gpu=4; on a CPU train:processes=2.
         gpu=int(ON_GPU),
         processes=1,
     params:
@@ -51,7 +51,7 @@ rule diagnose:
         maps=f"{FOLDER}/flow/{RUN}/maps.parquet",
     log:
         f"{FOLDER}/logs/diagnose/{RUN}.log",
-    # Before further runs begin, so that a stopped campaign has whole ones.
+    # Diagnoses come before further runs, so that a stopped campaign has complete runs.
     priority: 1
     resources:
         gpu=int(ON_GPU),
@@ -62,7 +62,7 @@ rule diagnose:
         f" --config {CONFIG} --hash {{params.spec}} > {{log}} 2>&1"
 
 
-# Asked for by its path alone: a folder for transformers, with tokenizer and model card.
+# Made only on request by path: a folder for transformers, with tokenizer and model card.
 rule export:
     input:
         model=rules.train.output.model,
