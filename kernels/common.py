@@ -13,6 +13,7 @@ HOPPER, OTHER = "sm_90", "sm_120"
 # Per kind of call: the compiled kernel and its constants. Each new T adds entries, up to a limit.
 COMPILED: dict[tuple, tuple] = {}
 _MOST_COMPILED = 1000
+_BY_VALUE = {int, bool, type(None)}
 MOST_BLOCKS = 65_535  # CUDA's limit for the second and the third dimension of a grid
 
 
@@ -88,11 +89,12 @@ def start(kernel, grid: tuple, *arguments, **constants) -> None:
 
 def _compiled_for(x):
     """Return what Triton compiles an argument for; of floats and descriptors that is the type."""
-    if isinstance(x, torch.Tensor):
-        return x.dtype, x.data_ptr() % 16
-    if isinstance(x, tuple):
+    kind = type(x)
+    if kind in _BY_VALUE:
+        return x
+    if kind is tuple:
         return tuple(map(_compiled_for, x))
-    return x if isinstance(x, int | None) else type(x)
+    return (x.dtype, x.data_ptr() % 16) if isinstance(x, torch.Tensor) else kind
 
 
 def interpreted() -> bool:

@@ -172,7 +172,7 @@ def check_all_learn(model: torch.nn.Module, optimizer: torch.optim.Adam, run: st
         raise RunError(
             f"{run}: the gradient of {', '.join(idle)} is zero, so PyTorch {torch.__version__} "
             "computes wrong gradients; install the pinned version or, if the campaign compiles, "
-            "set `compile: false` in config.yaml"
+            "set `compile: false` in its file"
         )
 
 
