@@ -271,7 +271,7 @@ def _plan(campaign: Campaign, options: Namespace) -> None:
     print(*lines, f"Checkpoints take {disk:,.0f} MiB of disk.", sep="\n")
     old = [run.name for run in runs if (folder / f"runs/{run.name}/run.parquet").exists()]
     if old:
-        print(f"These runs take the place of {len(old)} finished of another text or other keys:")
+        print(f"These runs replace {len(old)} finished runs with another text or other keys:")
         print(*(f"  {name}" for name in old[:3]), *["  ..."] * (len(old) > 3), sep="\n")
     # Last, to print the plan even if texts are missing. The error then stops `make`.
     for path in (Path(path) for path in todo if path.startswith("data/")):
@@ -439,7 +439,7 @@ def main(arguments: list[str] | None = None) -> int:
             sys.stdout.flush()
         return 0
     except KeyboardInterrupt:
-        print("\ninterrupted: the same command goes on from what is there", file=sys.stderr)
+        print("\ninterrupted: run the same command again to continue", file=sys.stderr)
         return 130
     except BrokenPipeError:
         # The interpreter flushes standard output again at exit, which must not fail.
@@ -450,7 +450,7 @@ def main(arguments: list[str] | None = None) -> int:
     except OSError as error:
         file = f"{error.filename}: " if error.filename else ""
         reason = error.strerror or str(error).partition("\n")[0]
-        message = f"{file}{reason}; mend this and run the same command again"
+        message = f"{file}{reason}; fix this and run the same command again"
     except ModuleNotFoundError as error:
         name = (error.name or "").partition(".")[0]
         if name in ("", "relation", "report"):

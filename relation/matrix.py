@@ -238,7 +238,7 @@ def _check_backends(where: str, variant: str, o: Mapping) -> None:
     for letter in dict.fromkeys(VARIANTS[variant].pattern):
         used = (MIXERS[letter], o["backends"].get(MIXERS[letter]))
         if o.get("document_mask") == "documents" and used == ("mha", "cudnn"):
-            raise InputError(f"{where}: mha's cudnn cannot keep documents apart; use flash")
+            raise InputError(f"{where}: MHA's backend cudnn takes no documents; use flash")
         on_gpu = used in _GPU_ALONE and not (interpreted and used[1] == "flash")
         if o["device"] == "cpu" and on_gpu:
             raise InputError(f"{where}: backend {used[1]} of {used[0]} needs a GPU; use another")

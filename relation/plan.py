@@ -212,7 +212,7 @@ class Campaign:
 
     def run(self, name: str) -> Run:
         """A run by its address, chosen or not. Raises InputError if there is none."""
-        asked = f"run {name!r}, an address SCALE/VARIATION/VARIANT/SEED"
+        asked = f"run {name!r} (SCALE/VARIATION/VARIANT/SEED)"
         return self._job(asked, name, self._by_name)
 
     def bench(self, benchmark: str, scale: str) -> Bench:

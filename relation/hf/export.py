@@ -22,7 +22,7 @@ def export(run: Run, checkpoint: Path, tokenizer: Path, folder: Path) -> None:
     never an incomplete one.
     """
     if folder.exists():
-        raise InputError(f"{folder} is there already; name a new folder")
+        raise InputError(f"{folder} exists already; name a new folder")
     folder.parent.mkdir(parents=True, exist_ok=True)
     words = PreTrainedTokenizerFast(
         tokenizer_object=load_tokenizer(tokenizer),

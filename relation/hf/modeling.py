@@ -252,7 +252,7 @@ class RelationModel(RelationPreTrainedModel):
         if mask is not None:
             if state.length == 0:
                 return self._begin(tokens, mask, state)
-            refuse_if((mask[:, -tokens.shape[1] :] == 0).any(), "pad a cache's first block alone")
+            refuse_if((mask[:, -tokens.shape[1] :] == 0).any(), "pad only a cache's first block")
         with torch.no_grad():  # after refuse_if: a compiled graph that raises would leave it on
             return self.decoder.states(tokens, state=state)
 

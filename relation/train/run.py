@@ -104,7 +104,7 @@ def _train(
     read_nothing = hashlib.sha256(f"{hashes['train']}/{run.context}".encode()).hexdigest()
     state = state or RunState(init_hash, read_nothing)
     if state.update and world.leads:
-        print(f"{run.name} goes on at update {state.update + 1}", file=sys.stderr)
+        print(f"{run.name} continues at update {state.update + 1}", file=sys.stderr)
     if state.processes[-1:] != [world.size]:
         state.processes.append(world.size)
     consumed = sum(update.tokens for update in updates[: state.update])

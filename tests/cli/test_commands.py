@@ -40,7 +40,7 @@ def printed(capsys: pytest.CaptureFixture, *arguments: str, status: int = 0) -> 
         (["plan", "--conf", "x"], "unrecognized arguments: --conf"),
         (["plan", "campaign=smok"], "did you mean 'smoke'?"),
         (["plan", "--config", "nowhere.yaml"], "no configuration file nowhere.yaml"),
-        (["train", "10M/full/42"], "has no run '10M/full/42', an address SCALE/VARIATION/"),
+        (["train", "10M/full/42"], "has no run '10M/full/42' (SCALE/VARIATION/"),
         (["prepare", "sample-5"], "has no data 'sample-5'; did you mean 'sample-512'?"),
         (["generate", RUN, "--prompt", "a", "--tokens", "many"], "invalid int value: 'many'"),
         (["report", "--published", "seeds=42"], "--published takes no choices"),
@@ -64,9 +64,9 @@ def test_outside_the_project_a_command_says_where_to_run(
 @pytest.mark.parametrize(
     "error, status, line",
     [
-        (KeyboardInterrupt(), 130, "\ninterrupted: the same command goes on from what is there\n"),
+        (KeyboardInterrupt(), 130, "\ninterrupted: run the same command again to continue\n"),
         (ModuleNotFoundError(name="tokenizers"), 2, "error: tokenizers is not installed; "),
-        (OSError(errno.ENOSPC, "No space left", "x.bin"), 2, "error: x.bin: No space left; mend "),
+        (OSError(errno.ENOSPC, "No space left", "x.bin"), 2, "error: x.bin: No space left; fix "),
     ],
 )
 def test_what_ends_a_command_is_one_line(capsys, monkeypatch, error, status, line) -> None:

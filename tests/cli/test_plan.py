@@ -230,7 +230,7 @@ def test_a_wrong_choice_is_refused_in_a_line(choices: dict, message: str) -> Non
             "base: smoke\nvariations: {x: {warmup_tokens: 49000}}",
             "end after the plateau; give at most",
         ),
-        ("base: books\ndocument_mask: documents\nbackends: {mha: cudnn}", "keep documents apart"),
+        ("base: books\ndocument_mask: documents\nbackends: {mha: cudnn}", "takes no documents"),
         ("base: readings\nlength: {windows: 2}", "length: the key 'variants' is missing; give it"),
         ("base: smoke\ncorpora: {sample: {path: null}}", "corpora.sample has no path and no str"),
         ("base: paper\ncorpora: {tinystories: {streams: [{name: x}]}}", "the key 'path' is mis"),

@@ -75,6 +75,6 @@ def test_an_exported_run_is_the_trained_one(trained: Path, tmp_path: Path, capsy
     torch.testing.assert_close(model(ids).logits, expected(ids))
     assert f"{row['final_nll']:.4f} nat/token" in (folder / "README.md").read_text()
     assert json.loads((folder / "config.json").read_text())["vocab_size"] == 300
-    for run, message in ((RUN, "is there already"), (RUN[:-1] + "3", "make it with `snakemake")):
+    for run, message in ((RUN, "exists already"), (RUN[:-1] + "3", "make it with `snakemake")):
         assert main(["export", run, TINY, "--folder", str(folder)]) == 2
         assert message in capsys.readouterr().err

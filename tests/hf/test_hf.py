@@ -189,7 +189,7 @@ def test_a_compiled_model_generates_and_decodes_without_a_break():
     for t in range(n, ids.shape[1]):
         read = {"attention_mask": mask[:, : t + 1], "past_key_values": cache}
         close(compiled(ids[:, t : t + 1], **read).logits[:, 0], expected[:, t])
-    with pytest.raises(RuntimeError, match="first block alone"):
+    with pytest.raises(RuntimeError, match="first block"):
         compiled(ids[:, :1], attention_mask=ids[:, :1] * 0, past_key_values=cache)
     model.compile(backend="eager")
     assert generated(model, rows) == texts and torch.is_grad_enabled()
@@ -232,7 +232,7 @@ def test_packed_documents_have_the_logits_of_documents_alone(variant):
     ("cached", "given", "message"),
     [
         (False, {"attention_mask": GAP}, "2 pieces of text"),
-        (True, {"attention_mask": GAP}, "pad a cache's first block alone"),
+        (True, {"attention_mask": GAP}, "pad only a cache's first block"),
         (True, {"position_ids": torch.arange(3)[None]}, "second document in a row of the cache"),
         (False, {"position_ids": torch.arange(2)[None]}, "shape (1, 2) and input_ids (1, 3)"),
         (False, {"attention_mask": torch.ones(1, 1, 3, 3)}, "shape (1, 1, 3, 3) and input_ids"),

@@ -165,5 +165,5 @@ def test_a_killed_campaign_goes_on(copy: Path) -> None:
     assert not (copy / target).exists()
     snakemake(copy, *choice, "--unlock")
     snakemake(copy, *choice, "--", target)
-    assert "goes on at update" in (copy / f"results/tiny/logs/train/{name}.log").read_text()
+    assert "continues at update" in (copy / f"results/tiny/logs/train/{name}.log").read_text()
     assert records.read(copy / target, "runs")["trained_tokens"].tolist() == [20_000]

@@ -53,7 +53,7 @@ def test_a_campaign_runs_through_slurm_and_a_cancelled_run_goes_on(tmp_path: Pat
         ended = dict(jobs("%i %T"))
     assert ended.pop(cancelled) == "CANCELLED" and set(ended.values()) == {"COMPLETED"}
     message = (project / f"results/tiny/logs/train/{KILLED}.log").read_text()
-    assert "goes on at update" in message
+    assert "continues at update" in message
     assert planned_jobs(project, *CONFIG) == {}
     runs = records.read(project / f"results/tiny/runs/{KILLED}/run.parquet", "runs")
     assert runs["trained_tokens"].tolist() == [60000]
