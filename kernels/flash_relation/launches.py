@@ -61,12 +61,12 @@ class GluonLaunch:
 class Launches:
     """The launches of all passes for one architecture and dtype size, up to head width `widest`.
 
-    A program of forward, repair and p1 owns block_i rows, one of p2_info block_j positions. tuned:
-    timed on a GPU of this architecture; other entries are conservative. descriptors: passes read
-    scanned tiles through TMA descriptors, after copying inputs that TMA cannot describe. Hopper's
-    16-bit entries need this: Triton before 3.7.1 omits the fence that other copies require. gluon:
-    the passes that run in Gluon unless `launch.why_triton` gives a reason. It has both p1 and
-    p2_info or neither, because no Triton kernel writes what Gluon's p2_info reads. gluon_large:
+    A program of forward, repair and p1 owns block_i rows, one of p2_info block_j positions.
+    descriptors: passes read scanned tiles through TMA descriptors, after copying inputs that TMA
+    cannot describe. Hopper's 16-bit entries need this: Triton before 3.7.1 omits the fence that
+    other copies require. gluon: the passes that run in Gluon unless `launch.why_triton` gives a
+    reason. It has both p1 and p2_info or neither, because no Triton kernel writes what Gluon's
+    p2_info reads. Entries with `gluon` were timed, others are conservative. gluon_large:
     used instead of `gluon` for inputs that `launch.chosen` considers large.
     """
 
@@ -75,7 +75,6 @@ class Launches:
     repair: Launch
     p1: Launch
     p2_info: Launch
-    tuned: bool = False
     descriptors: bool = False
     gluon: Mapping[str, GluonLaunch] = field(default_factory=dict)
     gluon_large: Mapping[str, GluonLaunch] = field(default_factory=dict)
@@ -118,7 +117,7 @@ LAUNCHES: dict[tuple[str, int], tuple[Launches, ...]] = {
             p2_info=Launch(64, 64, 4, 3, 168),
         ),
         Launches(
-            48, tuned=True, descriptors=True,
+            48, descriptors=True,
             forward=Launch(64, 64, 4, 3, padded=True),
             repair=Launch(64, 32, 4, 1),
             p1=Launch(64, 64, 4, 3, 168, padded=True),
@@ -130,7 +129,7 @@ LAUNCHES: dict[tuple[str, int], tuple[Launches, ...]] = {
             },
         ),
         Launches(
-            64, tuned=True, descriptors=True,
+            64, descriptors=True,
             forward=Launch(64, 64, 4, 3),
             repair=Launch(64, 32, 4, 1),
             p1=Launch(64, 64, 4, 3, 168),
@@ -143,7 +142,7 @@ LAUNCHES: dict[tuple[str, int], tuple[Launches, ...]] = {
             gluon_large={"p2_info": GluonLaunch(4, 168, 1, groups=2)},
         ),
         Launches(
-            80, tuned=True, descriptors=True,
+            80, descriptors=True,
             forward=Launch(64, 64, 4, 3),
             repair=Launch(64, 32, 4, 1),
             p1=Launch(64, 64, 4, 3, 168),
@@ -155,7 +154,7 @@ LAUNCHES: dict[tuple[str, int], tuple[Launches, ...]] = {
             },
         ),
         Launches(
-            96, tuned=True, descriptors=True,
+            96, descriptors=True,
             forward=Launch(64, 64, 4, 2),
             repair=Launch(64, 32, 4, 1),
             p1=Launch(64, 32, 4, 3),
@@ -168,7 +167,7 @@ LAUNCHES: dict[tuple[str, int], tuple[Launches, ...]] = {
             gluon_large={"p2_info": GluonLaunch(4, 168, 1, groups=2)},
         ),
         Launches(
-            128, tuned=True, descriptors=True,
+            128, descriptors=True,
             forward=Launch(64, 64, 4, 2),
             repair=Launch(64, 32, 4, 1),
             p1=Launch(64, 32, 4, 3),

@@ -790,7 +790,7 @@ def backward(
     scale, described = 1 / math.sqrt(D), launches.descriptors
     launch = launches.p1
     # One pair per row; for TMA two vectors per head, each padded to 16 bytes (`_row_sums_at`).
-    row_sums = log_norm.new_empty((B * H, 2, -(-T // 4) * 4) if described else (B * H, T, 2))
+    row_sums = log_norm.new_empty((B * H, 2, cdiv(T, 4) * 4) if described else (B * H, T, 2))
     du_self = log_norm.new_empty((B, H, T))
     dlam_partial = log_norm.new_empty(B * H * cdiv(T, launch.block_i))
     start(

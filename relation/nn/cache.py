@@ -38,7 +38,7 @@ class Cache:
         """Announce a prompt whose row b has lengths[b] tokens, (B,) int64; None: equal lengths."""
         if self.length:
             raise InputError(
-                f"prompts with lengths need an empty cache, and this cache has read "
+                "prompts with lengths need an empty cache, and this cache has read "
                 f"{self.length} tokens; start a new decode state"
             )
         self.lengths = lengths

@@ -246,7 +246,7 @@ def test_flash_relations_launches(architecture, dtype, launches):
                 # Two groups of p2_info at 128 columns spill around their loops; they are faster.
                 spills = name == "hopper_p2_info_kernel" and launches.gluon["p2_info"].groups > 1
                 little = 160 if spills else 96
-                stack = little if launches.tuned and name != "repair_kernel" else None
+                stack = little if launches.gluon and name != "repair_kernel" else None
                 assert_sound(name, kernel, architecture, stack, stores=in_16_bits and not gluon)
                 assert has_products(kernel) or not in_16_bits, name
                 if gluon:
