@@ -1,4 +1,4 @@
-"""Shared by the tests: one thread, skipped GPUs, refusals, and Snakemake in a copied project."""
+"""Shared by all tests: one thread, skipped GPU tests, refusals, Snakemake in a copied project."""
 
 import gc
 import os
@@ -25,9 +25,9 @@ _ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPE
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip what needs a GPU where there is none; run campaigns last, under xdist first.
+    """Skip GPU tests if there is no GPU. Run campaigns last, or first under xdist.
 
-    The longest at the end would leave all of xdist's processes but one idle.
+    A long test at the end would leave all but one of xdist's processes idle.
     """
     import torch
 
@@ -41,11 +41,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> Iterator[None]:
-    """One CPU thread of PyTorch: more only contend on toy models, and change the order of sums."""
+    """Give PyTorch one CPU thread. More are slower on toy models and change the order of sums."""
     import torch
 
-    # A forked benchmark need not import what the first backward pass does, nor search for garbage
-    # what is imported by now.
+    # Import what the first backward pass imports, and exclude all imported objects from garbage
+    # collection, so that forked benchmark processes do neither.
     import torch.fx.experimental.symbolic_shapes
 
     gc.freeze()
@@ -56,7 +56,7 @@ def one_thread() -> Iterator[None]:
 
 
 def refusal(action: Callable[[], object], kind: type[Exception] | None = None) -> str:
-    """The one line that an action is refused with, by an InputError unless `kind` is given."""
+    """Return the one-line message of the InputError, or `kind`, that an action raises."""
     from relation.errors import InputError
 
     with pytest.raises(kind or InputError) as caught:
@@ -67,7 +67,7 @@ def refusal(action: Callable[[], object], kind: type[Exception] | None = None) -
 
 
 def copy_project(target: Path) -> Path:
-    """A copy of what the workflow runs from, which a test can edit."""
+    """Copy the files that the workflow needs to `target`, so a test can edit them."""
     target.mkdir(parents=True)
     for name in COPIED:
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy2
@@ -76,13 +76,13 @@ def copy_project(target: Path) -> Path:
 
 
 def link_project(target: Path) -> None:
-    """What commands read of the project, in an empty folder to work in: nothing is shipped."""
+    """Link the files that commands read into `target`. There are no published records."""
     for name in ("config.yaml", "config", "relation"):
         (target / name).symlink_to(ROOT / name)
 
 
 def run_module(project: Path, module: str, *arguments: str) -> subprocess.CompletedProcess:
-    """Run `python -m` in a project's folder; both of its streams are in stdout."""
+    """Run `python -m` in a project's folder; stdout holds both output streams."""
     variables = {**os.environ, **_ONE_THREAD, "PYTHONPATH": str(project)}
     return subprocess.run(
         [sys.executable, "-m", module, *arguments],
@@ -104,7 +104,7 @@ def snakemake(project: Path, *arguments: str, check: bool = True) -> subprocess.
 
 
 def planned_jobs(project: Path, *arguments: str) -> dict[str, int]:
-    """How many jobs of each rule a dry run would run."""
+    """Return how many jobs of each rule a dry run lists."""
     lines = iter(snakemake(project, "--dry-run", *arguments).stdout.splitlines())
     jobs: dict[str, int] = {}
     for line in lines:

@@ -1,4 +1,4 @@
-"""The paper's equations written out in float64, and how far from them a result may lie."""
+"""The paper's equations written out in float64, and the allowed error of a result."""
 
 import itertools
 import math
@@ -30,13 +30,13 @@ def draw_linear(*shape: int) -> tuple[Tensor, ...]:
 
 
 def assert_close(actual: Tensor, expected: Tensor, terms: float, scale: float = 1.0) -> None:
-    """Within 8 roundings a term of sums of `terms` terms as large as scale times the result."""
+    """Allow 8 roundings per term, for sums of `terms` terms of size `scale` times the result."""
     bound = 8 * terms * scale * torch.finfo(actual.dtype).eps * expected.abs().max().item()
     torch.testing.assert_close(actual, expected.to(actual.dtype), rtol=0, atol=bound)
 
 
 def differentiate(operator, inputs: Iterable[Tensor], *dy: Tensor, **options) -> tuple[Tensor, ...]:
-    """The outputs and, for the gradients `dy` of them, the gradient of every input."""
+    """Return the outputs, then the gradient of every input; dy: the outputs' gradients."""
     leaves = [x.detach().requires_grad_() for x in inputs]
     y = operator(*leaves, **options)
     outputs = y if isinstance(y, tuple) else (y,)
@@ -55,7 +55,7 @@ def flow_rows(
     rows: Iterable[int] | None = None,
     silu: bool = True,
 ) -> Tensor:
-    """F of Section 3.1 entry by entry: rows i (from 1; all unless named) as (B, H, rows, T).
+    """Return F of Section 3.1, entry by entry, (B, H, rows, T). rows: which i, from 1; all if None.
 
     Without SiLU, Exchange is U itself: MHA with Relation's count and Self.
     """
@@ -75,13 +75,13 @@ def flow_rows(
 
 
 def expanded_sum(p1, p2, info, g, tau: float, C0: Tensor) -> tuple[Tensor, Tensor]:
-    """Y and C_T by Appendix A.4's sums over j, the term of C_0 (there zero) kept."""
+    """Y and C_T as Appendix A.4's sums over j, plus the term of C_0 (zero in the paper)."""
     alpha, (T, D) = g.exp(), p1.shape[2:]
     S = torch.sigmoid((p1 * p2).sum(-1) / (tau * D**0.5))
     h1, h2 = (p / p.square().sum(-1, keepdim=True).sqrt() for p in (p1, p2))
 
     def history(before: int, t: int) -> Tensor:
-        """The writes of tokens j < before, and C_0, retained by D_t ... D_{j+1}; (B, H, D, D)."""
+        """Writes of tokens j < before, and C_0, retained through D_t ... D_{j+1}: (B, H, D, D)."""
         total = alpha[:, :, : t + 1].prod(2)[..., None] * C0
         for j in range(before):
             written = S[:, :, j, None] * h2[:, :, j] * alpha[:, :, j + 1 : t + 1].prod(2)

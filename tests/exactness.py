@@ -1,6 +1,6 @@
-"""How exact a kernel must be beside its operator's definition in float64.
+"""How exact a kernel must be, compared with its operator's definition in float64.
 
-A kernel's error is at most twice that of the definition in the inputs' dtype, and a little more.
+Its error may be twice the error of the definition in the inputs' dtype, plus a small slack.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ Inputs = tuple[torch.Tensor, ...]
 
 
 def draw(seed: int, shape: tuple[int, ...], dtype=torch.float32, device="cpu", lam=0.5) -> Inputs:
-    """p1, p2, info and dY (B, H, T, D), stored as (B, T, H, D) as a model's are; and lam."""
+    """Return p1, p2, info, dY (B, H, T, D), stored as (B, T, H, D) as in a model, and lam."""
     B, H, T, D = shape
     generator = torch.Generator().manual_seed(seed)
     heads = torch.randn(4, B, T, H, D, generator=generator).transpose(2, 3)
@@ -26,15 +26,15 @@ def draw(seed: int, shape: tuple[int, ...], dtype=torch.float32, device="cpu", l
 
 
 def sharing(inputs: Inputs, heads: int) -> Inputs:
-    """The same with `heads` heads of p2 and info."""
+    """Keep only `heads` heads of p2 and info."""
     p1, p2, info, *others = inputs
     return (p1, p2[:, :heads], info[:, :heads], *others)
 
 
 @contextmanager
 def poisoned_memory() -> Iterator[None]:
-    """Uninitialised memory holds NaN."""
-    # As torch.use_deterministic_algorithms does, which imports the whole compiler.
+    """Fill uninitialised memory with NaN."""
+    # torch.use_deterministic_algorithms does the same, but imports the whole compiler.
     torch.set_deterministic_debug_mode("error")
     try:
         yield
@@ -49,9 +49,9 @@ def differentiate(operator, inputs: Inputs, **options) -> Inputs:
 
 
 def peak_bytes(call: Callable[[], object]) -> int:
-    """Bytes that a call has on the GPU at once beyond what was there, as it asked for them.
+    """Return the peak of the bytes that a call requests on the GPU, without earlier tensors.
 
-    The allocator's own count can have up to a MiB more for each of its blocks.
+    The allocator's own count can be larger by up to a MiB per block.
     """
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_stats()["requested_bytes.all.current"]
@@ -60,7 +60,7 @@ def peak_bytes(call: Callable[[], object]) -> int:
 
 
 def compare(inputs: Inputs, **options) -> tuple[Inputs, Inputs, Inputs]:
-    """FlashRelation's results, the definition's in float64, and its in the inputs' dtype."""
+    """Results of FlashRelation, and of the definition in float64 and in the inputs' dtype."""
     with poisoned_memory():
         ours = differentiate(kernels.flash_relation, inputs, **options)
     exact = differentiate(full_relation, tuple(x.double() for x in inputs), **options)
@@ -68,7 +68,7 @@ def compare(inputs: Inputs, **options) -> tuple[Inputs, Inputs, Inputs]:
 
 
 def assert_close(name: str, ours, truth, yardstick, slack: float) -> None:
-    """RMS and maximum error at most twice the yardstick's plus slack times the truth's."""
+    """Check RMS and maximum error: at most 2 x the yardstick's error + slack x the truth's size."""
     for measure in (lambda x: x.square().mean().sqrt(), lambda x: x.abs().max()):
         error, allowed = measure(ours.double() - truth), 2 * measure(yardstick.double() - truth)
         allowed += slack * measure(truth)
@@ -76,7 +76,7 @@ def assert_close(name: str, ours, truth, yardstick, slack: float) -> None:
 
 
 def assert_exact(inputs: Inputs, slack: float | None = None, **options) -> None:
-    """Check Y and the gradients of p1, p2 and info; one dlam says nothing by itself."""
+    """Check Y and the gradients of p1, p2, info. dlam is one number, too few to judge by."""
     slack = SLACK[inputs[0].dtype] if slack is None else slack
     results = zip(RESULTS, *compare(inputs, **options), strict=True)
     for name, *three in list(results)[:-1]:

@@ -1,7 +1,7 @@
-"""A driver that compiles for a GPU which is not there, and launches nothing.
+"""A driver that compiles for a GPU that this machine does not have, and launches nothing.
 
-With it the launchers run on tensors of the CPU: every kernel that they would launch is compiled as
-they would launch it. Triton's launcher is its own; only what it has compiled in C is not there.
+The launchers then run on CPU tensors and compile every kernel with the arguments of a real launch.
+Triton's own launcher runs; only its modules in C are replaced.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from triton.runtime.jit import JITFunction
 
 from relation.kernels import common
 
-# Of a device whose kernels no real launch finds.
+# The number of a device that no real launch uses, so none finds its kernels.
 NUMBER = 10_000
 
 
@@ -32,7 +32,7 @@ class Utils:
         return {"max_shared_mem": 232_448, "multiprocessor_count": 132}
 
     def fill_tma_descriptor_tiled(self, *numbers) -> tuple:
-        """For a tensor map all that is in it."""
+        """Return the arguments themselves instead of a tensor map."""
         return numbers
 
     fill_tma_descriptor = fill_tma_descriptor_tiled  # Triton 3.6
@@ -45,7 +45,7 @@ class Utils:
 
 
 class FakeDriver:
-    """What Triton's JIT asks a driver, answered for one architecture."""
+    """Answers what Triton's JIT asks a driver, for one architecture."""
 
     launcher_cls = nvidia.CudaLauncher
 
@@ -65,7 +65,7 @@ class FakeDriver:
 
 @contextmanager
 def fake_gpu(architecture: str) -> Iterator[dict[str, list]]:
-    """Kernels are compiled for `architecture` and not run; gives what was compiled, by name."""
+    """Compile kernels for `architecture` without running them; yield the compiled ones by name."""
     compiled: dict[str, list] = {}
     known: set[JITFunction] = set()
     before, hook = driver._active, triton.knobs.runtime.jit_post_compile_hook
@@ -77,7 +77,7 @@ def fake_gpu(architecture: str) -> Iterator[dict[str, list]]:
 
     driver._active = FakeDriver(architecture)
     triton.knobs.runtime.jit_post_compile_hook = note
-    # What its modules in C would be; Triton 3.6 compiles one for each kernel.
+    # Replacements for Triton's modules in C; Triton 3.6 compiles one for each kernel.
     in_c = {"PyKernelArg": SimpleNamespace, "ARG_CONSTEXPR": 0, "ARG_KERNEL": 1, "ARG_TUPLE": 2}
     in_c |= {"compile_module_from_src": lambda **given: driver._active.utils}
     in_c |= {"library_dirs": lambda: []}

@@ -1,6 +1,6 @@
-"""Tests of kernels in Triton's interpreter, which is chosen when the kernels are imported.
+"""Run tests of kernels in Triton's interpreter, in a separate process.
 
-So they run in a process of their own, which a test of the ordinary run starts: this module.
+Triton chooses the interpreter at the import of the kernels, so an ordinary test starts the process.
 """
 
 import os
@@ -17,11 +17,11 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def _spare_time() -> None:
-    """Triton's interpreter spends most of its time on what changes no result.
+    """Make Triton's interpreter skip slow work that changes no result.
 
-    It replaces its language again at every call of a device function; once a launch is enough. It
-    computes sums and products of integers again in 64 bits to find an overflow, and then, outside
-    its debug mode, does not say so. It builds a table of all dtypes to look up one.
+    It patches its language at every call of a device function; once per launch is enough. It
+    repeats integer sums and products in 64 bits to find overflows, but reports them only in debug
+    mode. It builds a table of all dtypes for each look-up.
     """
     from triton.runtime import interpreter
 
@@ -54,7 +54,7 @@ if INTERPRETED:
 
 
 def run_interpreted(file: str) -> None:
-    """Run the class TestInterpreted of a test file, and fail with what it printed."""
+    """Run the class TestInterpreted of a test file; on failure, fail with its output."""
     triton = pytest.importorskip("triton")
     if triton.__version__.startswith("3.6.") and np.lib.NumpyVersion(np.__version__) >= "2.4.0":
         pytest.skip("Triton 3.6's interpreter cannot run a loop with NumPy 2.4 or newer")

@@ -1,23 +1,23 @@
-"""What compiled kernels take of a multiprocessor, and the faults that compilers have made in them.
+"""The resources that compiled kernels use, and faults that compilers are known to make in them.
 
-No GPU is needed: `fake_gpu` has the launchers compile for one. One fault is of Triton's front end,
-three are of kernels with products on Hopper:
+No GPU is needed: `fake_gpu` makes the launchers compile for one. Triton's front end makes the first
+fault. The other three occur in kernels with matrix products on Hopper:
 
 *A loop drops a variable* (`dropped_variables`). Triton visits a loop's body once with the values
-from before the loop, and carries from step to step only what this changes. With `before = stage`
-ahead of the loop and again at the body's end it finds no change: every step reads the first stage.
+from before the loop. It carries only variables that this visit changes. With `before = stage` both
+before the loop and at the body's end, it finds no change, so every step reads the first stage.
 
-*A product reads a tile before it has arrived* (`unfenced_products`). wgmma reads shared memory
-through the asynchronous proxy. What threads wrote there, by st.shared or by cp.async once it is
-waited for, it may only read past a `fence.proxy.async`; what TMA wrote has arrived with its
-mbarrier. Triton before 3.7.1 leaves the fence out behind the waits of pipelined loops.
+*A product reads a tile too early* (`unfenced_products`). wgmma reads shared memory through the
+asynchronous proxy. If threads wrote the tile, by st.shared or by a cp.async that they waited for, a
+`fence.proxy.async` must come before the product. Tiles that TMA wrote need only their mbarrier.
+Triton before 3.7.1 leaves the fence out after the waits of pipelined loops.
 
-*A loop loses a left factor* (`overwritten_factors`). A left factor that a loop reads and never
-changes must keep its registers to the loop's end. ptxas 12.8 and 12.9 reuse them behind the
-product; 13.3 does not. What PTX promises is compared with what the machine code does.
+*A loop loses a left factor* (`overwritten_factors`). If a loop reads a left factor and never
+changes it, its registers must keep it to the loop's end. ptxas 12.8 and 12.9 reuse them after the
+product; 13.3 does not. The test compares the PTX with the machine code.
 
-*An address is read before it is there* (`unset_uniforms`). Tiles' descriptors lie in uniform
-registers. ptxas 12.8 may move the copy that gives one its value behind its use, to a loop's end.
+*An address is read before it is set* (`unset_uniforms`). Descriptors of tiles are in uniform
+registers. ptxas 12.8 can move the copy that sets one after its use, to the end of a loop.
 """
 
 import itertools
@@ -31,7 +31,7 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 from unittest.mock import patch
 
-# Bytes of shared memory that a program may use, by architecture.
+# Bytes of shared memory that a program can use, by architecture.
 SHARED_MEMORY = {
     "sm_80": 166_912,
     "sm_89": 101_376,
@@ -42,7 +42,7 @@ SHARED_MEMORY = {
 
 
 class Resources(NamedTuple):
-    """Of one program: bytes of stack (spills) of a thread, and of shared memory."""
+    """Bytes of stack per thread (spills), and of shared memory per program."""
 
     stack: int
     shared: int
@@ -55,14 +55,14 @@ def resources_of(compiled) -> Resources:
 
 
 def has_products(compiled) -> bool:
-    """Whether there are wgmma instructions."""
+    """Whether a kernel has wgmma instructions."""
     return "wgmma.mma_async" in compiled.asm["ptx"]
 
 
 def serialises_products(compiled) -> bool:
-    """Whether ptxas waits for each of Hopper's products before it begins the next (C7515).
+    """Whether the code waits for each of Hopper's products before the next begins (C7515).
 
-    It does where it runs out of registers for products under way; Triton swallows the message.
+    ptxas does this if it lacks registers for concurrent products. Triton hides the message.
     """
     code = _machine_code(compiled)
     return code.count("WARPGROUP.DEPBAR") > code.count("HGMMA") // 2
@@ -70,7 +70,7 @@ def serialises_products(compiled) -> bool:
 
 @contextmanager
 def dropped_variables() -> Iterator[set[str]]:
-    """The names that loops of kernels drop, as far as Triton reads them and not its cache."""
+    """Yield a set that gathers the variables that loops drop in kernels that Triton compiles."""
     from triton.compiler import code_generator
     from triton.compiler.code_generator import CodeGenerator
 
@@ -97,10 +97,10 @@ def dropped_variables() -> Iterator[set[str]]:
 
 
 def faults_of(compiled, stores: bool = True) -> list[str]:
-    """A line for each of the three faults that a kernel has; one without products has none.
+    """Return a line per fault on Hopper that a kernel has. A kernel without products has none.
 
-    Without `stores` only copies count as writes: a tile whose layout changes in shared memory is
-    stored there too, and read by threads alone.
+    Without `stores` only copies count as writes, because a change of a tile's layout also stores it
+    in shared memory, where only threads read it.
     """
     if not has_products(compiled):
         return []
@@ -129,7 +129,7 @@ def _read_cubin(compiled, what: str) -> str:
 
 
 class _Step(NamedTuple):
-    """Where an instruction may lead, and what it ends and begins of that which is pending."""
+    """The next instructions, and the pending items that this instruction ends and begins."""
 
     to: list[int]
     ends: Iterable = ()
@@ -137,7 +137,7 @@ class _Step(NamedTuple):
 
 
 def _pending(steps: dict[int, _Step], first: Iterable = ()) -> dict[int, frozenset]:
-    """What is pending ahead of each step on some way to it; `first` is ahead of the first."""
+    """Return what can be pending before each step, over all paths; first: before the first step."""
     start = next(iter(steps))
     before, todo = {start: frozenset(first)}, [start]
     while todo:
@@ -153,7 +153,7 @@ def _pending(steps: dict[int, _Step], first: Iterable = ()) -> dict[int, frozens
 # Tiles that have not arrived
 
 _WRITES = {
-    # Only the copies of threads: the bulk ones of TMA have groups of their own.
+    # Only copies by threads. TMA's bulk copies have separate groups.
     "copied": r"cp\.async\.wait_(?:group|all)",
     "stored": r"(?:st\.shared|stmatrix)",
 }
@@ -161,10 +161,10 @@ _PTX_JUMP = re.compile(r"(@!?%\w+\s+)?(?:bra(?:\.uni)?\s+(\$?[\w$]+)|ret|exit|tr
 
 
 def unfenced_products(ptx: str) -> list[tuple[int, str]]:
-    """(line, "copied" or "stored") of products that some way reaches from a write without a fence.
+    """Return (line, "copied" or "stored") per product that a path reaches unfenced from a write.
 
-    A wait for copies counts as their write. Which bytes are written is not looked at, so that a
-    store of something else is reported too.
+    A wait for copies counts as their write. The check ignores addresses, so it also reports a store
+    of something else.
     """
     lines, ways = _ways(ptx)
     steps = {}
@@ -177,7 +177,7 @@ def unfenced_products(ptx: str) -> list[tuple[int, str]]:
 
 
 def _ways(ptx: str) -> tuple[list[str], list[list[int]]]:
-    """The lines of PTX without comments, and which lines may follow each."""
+    """Return the lines of PTX without comments, and the lines that can follow each line."""
     lines = [line.partition("//")[0].strip() for line in ptx.splitlines()]
     labels = {x[1]: n for n, line in enumerate(lines) if (x := re.fullmatch(r"([\w$]+):", line))}
     ways = []
@@ -195,13 +195,13 @@ _CODE = re.compile(r"\s+/\*([0-9a-f]{4,5})\*/\s+(?:(@!?U?P\w+)\s+)?(.*?)\s*;")
 
 
 def overwritten_factors(ptx: str, listing: str) -> int:
-    """How many products' left factors, left alone by a loop in PTX, the machine code overwrites."""
+    """Count left factors that a loop keeps in PTX but overwrites in machine code."""
     kept = _kept_factors(ptx)
     return kept and min(kept, _lost_factors(listing))
 
 
 def _kept_factors(ptx: str) -> int:
-    """How many products of PTX take a left factor from registers that their loop leaves alone."""
+    """Count products in PTX with a left factor in registers that their loop does not change."""
     lines, ways = _ways(ptx)
     loops = [(to, n) for n, all_to in enumerate(ways) for to in all_to if to < n]
     kept = 0
@@ -214,7 +214,7 @@ def _kept_factors(ptx: str) -> int:
 
 
 def _ptx_writes(lines: list[str]) -> Iterator[tuple[str, str | None]]:
-    """Of each register that lines of PTX write: of which other it is a plain copy, or None."""
+    """Yield each register that PTX writes, and the register that it copies, or None."""
     for line in lines:
         if match := _PTX_WRITE.match(line):
             sources = re.findall(r"%\w+", match[3])
@@ -224,17 +224,17 @@ def _ptx_writes(lines: list[str]) -> Iterator[tuple[str, str | None]]:
 
 
 def _left_alone(register: str | None, writes: dict[str, str | None]) -> bool:
-    """Whether a loop with these writes gives a register one value throughout."""
+    """Whether a register keeps one value in a loop with these writes."""
     while register in writes:
         register = writes[register]
     return register is not None
 
 
 def _lost_factors(listing: str) -> int:
-    """How many products of machine code find a left factor changed when their loop comes again.
+    """Count products in machine code whose left factor changes before the loop's next step.
 
-    Their loop writes its registers behind the product and not before it. A loop that prepares the
-    factor of its next step does so rightly, so this says something only of factors kept in PTX.
+    The loop writes the factor's registers after the product and not before it. This is right if the
+    loop prepares the next step's factor, so it is a fault only for factors that PTX keeps.
     """
     code = [(at, text) for at, _, text in _instructions(listing)]
     jumps = ((int(to, 16), n) for n, text in code for to in re.findall(r"\bBRA 0x(\w+)", text))
@@ -252,13 +252,13 @@ def _lost_factors(listing: str) -> int:
 
 
 def _instructions(listing: str) -> list[tuple[int, str | None, str]]:
-    """Address, predicate and text of machine code as cuobjdump lists it."""
+    """Parse the address, predicate and text of each instruction that cuobjdump lists."""
     matches = filter(None, map(_CODE.match, listing.splitlines()))
     return [(int(address, 16), *rest) for address, *rest in (x.groups() for x in matches)]
 
 
 def _written(instruction: str) -> Iterable[int]:
-    """The registers that an instruction writes."""
+    """Return the registers that an instruction writes."""
     if sums := re.match(r"HGMMA\.64x(\d+)x\S+ R(\d+),", instruction):
         return range(int(sums[2]), int(sums[2]) + int(sums[1]) // 2)
     match = re.match(r"([A-Z][\w.]*)\s+R(\d+)\b", instruction)
@@ -283,16 +283,16 @@ _WRITERS = re.compile(r"(?:U[A-Z]\w*|R2UR|S2UR|CS2UR|LDCU|VOTEU|REDUX|CREDUX)(?:
 
 
 def unset_uniforms(listing: str) -> list[tuple[str, list[int]]]:
-    """Instructions of machine code, and which uniform registers they may read without a value.
+    """Return instructions of machine code that can read uniform registers that are not set.
 
-    A write under a predicate counts as one. Of a 64-bit addend and of a TMA's operands the first
-    register counts.
+    A write under a predicate counts as a write. For an addend of 64 bits and for operands of TMA,
+    only the first register counts.
     """
     code, steps, reads = _instructions(listing), {}, {}
     for (at, predicate, text), (after, *_) in itertools.pairwise([*code, (-1, None, "")]):
         operation, _, operands = text.partition(" ")
         to = [int(x, 16) for x in _BRANCH.findall(text)]
-        # BRA.U UP0, 0x100 names a condition among its operands.
+        # BRA.U UP0, 0x100 has its condition among the operands.
         always = to and not re.match(r"~?!?U?[PR]\w", operands)
         if predicate or not (always or operation.startswith(("EXIT", "RET", "BRX", "JMX"))):
             to.append(after)
@@ -304,7 +304,7 @@ def unset_uniforms(listing: str) -> list[tuple[str, list[int]]]:
 
 
 def _uniforms(operation: str, operands: str) -> tuple[set[int], set[int]]:
-    """The uniform registers that an instruction reads and writes."""
+    """Return the uniform registers that an instruction reads, and those that it writes."""
     first, _, rest = operands.partition(",")
     writer, written = _WRITERS.match(operation), set()
     if writer and (match := re.match(r"UR(\d+)$", first.strip())):
@@ -318,7 +318,7 @@ def _uniforms(operation: str, operands: str) -> tuple[set[int], set[int]]:
         ahead, start = rest[: match.start()], int(match[1])
         count = 2 if writer and ".64" in operation and not ahead.endswith("[") else 1
         if ahead.endswith("gdesc["):
-            # Two descriptors of two registers each; a left factor in registers leaves the second.
+            # Two descriptors of two registers each; only the second if a factor is in registers.
             left = re.search(r"\bR\d+, R\d+, gdesc", operands) is not None
             start, count = (start + 2, 2) if left else (start, 4)
         elif ahead.endswith("desc["):

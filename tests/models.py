@@ -1,4 +1,4 @@
-"""Tiny models of every variant, and the equations of their mixers, for the tests that need them."""
+"""Tiny models of every variant, and the equations of their mixers, for several tests."""
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +17,7 @@ def build(variant: str, seed: int = 42, **changes) -> Decoder:
 
 
 def stirred(variant: str, **changes) -> Decoder:
-    """A float64 model whose every parameter, angles and norms too, has left its initial value."""
+    """A float64 model. Every parameter, also angles and norms, differs from its initial value."""
     model = build(variant, **changes).double()
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
@@ -28,7 +28,7 @@ def stirred(variant: str, **changes) -> Decoder:
 
 @torch.no_grad()
 def greedy(model: Decoder, prompt: list[int], count: int) -> list[int]:
-    """The likeliest continuation, by one full forward a token."""
+    """The likeliest continuation, by one full forward pass per token."""
     tokens = list(prompt)
     for _ in range(count):
         device = model.embedding.weight.device
@@ -43,10 +43,10 @@ def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def mixed(
     w: dict[str, Tensor], n: Tensor, c: ModelConfig, letter: str, index: int
 ) -> tuple[Tensor, Tensor | None]:
-    """A mixer's output and flow by Sections 3 and 5, Appendix D.1 and the arms.
+    """Return a mixer's output and flow by Sections 3 and 5, Appendix D.1 and the arms' equations.
 
-    w: its parameters by name; n: what it reads (B, T, d); heads that share are repeated. RoPE,
-    Givens mixing and the recurrence are the definitions, which tests/ops holds to the paper.
+    w: its parameters by name; n: its input (B, T, d). Shared heads are repeated. RoPE, Givens
+    mixing and the recurrence are the definitions, which tests/ops compares with the paper.
     """
     T, flow = n.shape[1], None
 

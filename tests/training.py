@@ -1,4 +1,4 @@
-"""Small runs for the tests: specifications, a prepared corpus, and runs in other processes."""
+"""Small runs for the tests: specifications, a prepared corpus, runs in other processes."""
 
 import json
 import os
@@ -27,7 +27,7 @@ from relation.variants import VARIANTS, ModelConfig
 
 CPU = torch.device("cpu")
 CONTEXT, UPDATE = 16, 128
-# All that may differ between two runs of one kind.
+# The only columns that can differ between two equal runs.
 TIMES = ["seconds", "tokens_per_second", "median_tokens_per_second"]
 TIMES += ["created", "commit", "processes"]
 
@@ -51,7 +51,7 @@ def small_model(variant: str, **changes) -> ModelConfig:
 
 @cache
 def tiny() -> plan.Campaign:
-    """The tiny campaign, from which small runs, benchmarks and checks take what they leave."""
+    """The tiny campaign, which gives small runs, benchmarks and checks their other options."""
     return plan.load({"campaign": "tiny"})
 
 
@@ -74,7 +74,7 @@ def small_run(variant: str = "full", **changes) -> Run:
 def small_side(
     variant: str, backends: dict[str, str], context: int, micro: int = 2, **rest
 ) -> Side:
-    """A side of a benchmark or a check; kernels take heads of 16 channels or more."""
+    """A side of a benchmark or a check. Kernels need heads of 16 channels or more."""
     layers = max(2, len(VARIANTS[variant].pattern))
     model = small_model(variant, layers=layers, d_model=32, d_ff=48)
     given = {"side": variant, "variant": variant, "model": model, "accumulation": 2} | rest
@@ -84,11 +84,11 @@ def small_side(
 def write_corpus(
     folder: Path, vocabulary: int = 61, train: int = 3000, validation: np.ndarray | None = None
 ) -> Path:
-    """A prepared corpus of which each token follows from two before it, by a rule with noise.
+    """Write a prepared corpus. Two earlier tokens determine each token, up to noise.
 
-    Token 0 is end-of-text. validation: other ids of that split.
+    Token 0 is end-of-text. validation: ids to use for that split instead.
     """
-    # A bit generator's raw words, whose stream NumPy guarantees: the golden losses rest on them.
+    # NumPy guarantees a bit generator's raw words. The golden losses depend on them.
     generator = np.random.PCG64(7)
     folder.mkdir(parents=True, exist_ok=True)
     entries = {END_OF_TEXT: 0, **{str(i): i for i in range(1, vocabulary)}}
@@ -112,7 +112,7 @@ def write_corpus(
 
 
 def read_run(out: Path) -> tuple[dict[str, torch.Tensor], list[pd.DataFrame]]:
-    """A run's weights, and its records without what may differ from run to run."""
+    """A run's weights, and its records without the columns that can differ between runs."""
     kinds = {"runs": "run", "losses": "losses", "probes": "probes"}
     frames = [records.read(out / f"{name}.parquet", kind) for kind, name in kinds.items()]
     return load_file(out / "model.safetensors"), [
@@ -121,7 +121,7 @@ def read_run(out: Path) -> tuple[dict[str, torch.Tensor], list[pd.DataFrame]]:
 
 
 def assert_same_run(out: Path, expected: Path) -> None:
-    """Weights, losses, probes and record agree to the last bit."""
+    """Check that weights, losses, probes and record agree to the last bit."""
     (weights, frames), (same, others) = read_run(out), read_run(expected)
     assert weights.keys() == same.keys()
     assert all(torch.equal(weights[name], same[name]) for name in same)
@@ -130,10 +130,10 @@ def assert_same_run(out: Path, expected: Path) -> None:
 
 
 def start(folder: Path, data: Path, processes: int = 1, **options) -> subprocess.Popen:
-    """A small run in a process of its own, or in several that torchrun starts.
+    """Start a small run in a new process, or in several processes with torchrun.
 
-    It writes into out/ and resume/ of `folder`. changes: of the specification; dies: the update in
-    which it is killed by SIGKILL.
+    It writes into out/ and resume/ of `folder`. changes: to the specification; dies: the update in
+    which SIGKILL kills it.
     """
     environment = {
         **os.environ,
@@ -143,7 +143,7 @@ def start(folder: Path, data: Path, processes: int = 1, **options) -> subprocess
     }
     command = [sys.executable]
     if processes > 1:
-        # Not every machine can resolve its own name.
+        # Some machines cannot resolve their own name.
         command += ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
         command += ["--nproc-per-node", str(processes)]
     command += [__file__, str(folder), str(data)]
@@ -152,7 +152,7 @@ def start(folder: Path, data: Path, processes: int = 1, **options) -> subprocess
 
 
 def _train_here(folder: Path, data: Path, options: dict) -> None:
-    """What `start` starts."""
+    """Run by the process that `start` starts."""
     begun = []
 
     def schedule(*arguments) -> float:

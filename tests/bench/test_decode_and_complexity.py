@@ -1,9 +1,9 @@
-"""Tokens and operators against T, in miniature on a CPU."""
+"""Time per token and per operator as T grows, in miniature on a CPU."""
 
 import pytest
 import torch
 
-# The miniature models and benchmarks of the updates.
+# The miniature models and benchmarks of test_steps.py.
 from test_steps import bench, side
 
 from relation import records

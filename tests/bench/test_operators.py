@@ -1,4 +1,4 @@
-"""Operators beside their peers."""
+"""Operators compared with their peers."""
 
 import pandas as pd
 import pytest

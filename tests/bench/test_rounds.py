@@ -1,4 +1,4 @@
-"""The protocol of every benchmark: a process a side, turns, and a side that fails."""
+"""The protocol of every benchmark: one process per side, turns, and sides that fail."""
 
 import os
 import signal
@@ -28,7 +28,7 @@ def meet(what: str) -> None:
 
 
 def planted(device: torch.device, *, met: tuple = ()):
-    """A side of 1, 2, 3 ... seconds a round, which meets something in one of its questions."""
+    """A side whose rounds take 1, 2, 3 ... seconds. `met` names a fault and when it occurs."""
     what, where, after = (*met, *("", "prepare", 0)[len(met) :])
     meet(what if where == "prepare" else "")
     answer, counted = {"pid": os.getpid(), "threads": torch.get_num_threads()}, 0
@@ -41,7 +41,7 @@ def planted(device: torch.device, *, met: tuple = ()):
 
 
 def crowded(folder: str, device: torch.device):
-    """A device that holds one process: the others are files in a folder."""
+    """A side on a device with room for one process; each process that holds it has a file."""
     held = Path(folder, str(os.getpid()))
     held.touch()
     try:
@@ -73,7 +73,7 @@ def test_each_side_has_its_own_process_which_ends():
             os.kill(pid, 0)
 
 
-MET = {  # what a side meets, its rows' status and what they say
+MET = {  # the fault of a side, and the status and reason in its rows
     "starting": (("kill",), "FAILED", "killed as the system does when memory runs out"),
     "timed": (("kill", "seconds", 2), "FAILED", "in its seconds (after 2 of 6 rounds)"),
     "ending": (("kill", "facts"), "FAILED", "in its facts"),
@@ -110,7 +110,7 @@ def test_what_does_not_fit_beside_others_is_measured_alone(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("n", "ranks"),  # of printed tables; few values allow no interval
+    ("n", "ranks"),  # ranks from printed tables; below six values there is no interval
     [(1, None), (5, None), (6, (1, 6)), (8, (1, 8)), (9, (2, 8)), (10, (2, 9)), (50, (18, 33))],
 )
 def test_the_interval_of_a_median_is_two_order_statistics(n, ranks):

@@ -1,4 +1,4 @@
-"""Whole updates of a miniature campaign."""
+"""Benchmarks of whole updates, on a miniature campaign."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ def side(variant: str, backend: str, context: int = 16, name: str | None = None,
 
 
 def bench(*sides: Side, rounds: int = 6, **changes) -> Bench:
-    """The tiny campaign's first benchmark, of these sides."""
+    """The tiny campaign's first benchmark, with these sides."""
     return replace(tiny().benchmarks[0], sides=sides, rounds=rounds, **changes)
 
 

@@ -1,4 +1,4 @@
-"""Texts longer than trained, on models built by hand, whose answer is known."""
+"""Texts longer than the training context, on hand-built models whose answers are known."""
 
 import math
 from pathlib import Path
@@ -18,7 +18,7 @@ V, END = 40, 3
 
 
 def decoder(layout: str, **rest) -> Decoder:
-    """A small model of these layers with random weights, no angle of which is 0."""
+    """A small model with these layers and random weights. No angle is 0."""
     config = ModelConfig(vocab_size=V, d_model=16, heads=2, d_ff=16, layout=layout, **rest)
     model = Decoder(config, Execution(full="tiled", linear="chunked"), seed=1).eval()
     with torch.no_grad():
@@ -26,12 +26,12 @@ def decoder(layout: str, **rest) -> Decoder:
             if name.endswith("theta"):
                 parameter.fill_(0.7)
             elif parameter.ndim >= 2:
-                parameter.mul_(12)  # enough that every part shows
+                parameter.mul_(12)  # large enough that every part has an effect
     return model
 
 
 def test_windows_lie_within_a_document() -> None:
-    """The first of each, then the second of each; ids count up, so that a seam would show."""
+    """First windows of all documents come first. Ids count up, so a mixed window would show."""
     tokens = np.concatenate([[END, *range(10, 22)], [END, *range(30, 34)], [END, *range(50, 59)]])
     windows = beyond.document_windows(tokens, END, 4, 1, count=10)
     assert windows[:, 0].tolist() == [END, END, END, 13, 53, 17]
@@ -43,7 +43,7 @@ def test_windows_lie_within_a_document() -> None:
 
 
 def lengths(model: Decoder) -> dict[str, np.ndarray]:
-    """NLL of three windows of four contexts of 8, by reading and quarter of a context."""
+    """NLL by reading and quarter of a context, for three windows of four contexts of 8 tokens."""
     windows = torch.randint(V, (3, 33), generator=torch.Generator().manual_seed(5))
     nll_of: dict[str, list[float]] = {}
     for row in beyond.length_rows(model, windows, 8):
@@ -76,7 +76,7 @@ def test_windows_as_long_as_trained_stand_beside_long_ones() -> None:
 
 @pytest.mark.parametrize("documents, length, rows", [(3, 200, 2 * 4 * 4), (40, 12, 0)])
 def test_a_checkpoint_is_measured_into_a_record(tmp_path: Path, documents, length, rows) -> None:
-    """Halved to four contexts of 32 where no document holds eight; none where none holds one."""
+    """Documents of six contexts of 32 (windows are halved) and of less than one (no rows)."""
     ids = np.random.default_rng(0).integers(1, 61, (documents, length))
     ids[:, 0] = 0  # end-of-text
     write_corpus(tmp_path, validation=ids)

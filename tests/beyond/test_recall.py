@@ -1,4 +1,4 @@
-"""Associative recall: what its sequences are, what is counted, and how models are trained on it."""
+"""Associative recall: its sequences, the counted answers, and the training of models."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -18,12 +18,12 @@ from relation.jobs import Recall
 
 TASKS = ((16, 2), (48, 8))
 VOCABULARY = 64
-# A count of independent events is further from its mean than this once in 1.7 million.
+# Standard deviations. A count of independent events exceeds them once in 1.7 million.
 DEVIATIONS = 5.0
 
 
 def given(mixer: str = "full", layout: str = "FF", width: int = 16, **changes) -> Recall:
-    """The tiny campaign's, with another model or other changes."""
+    """The tiny campaign's recall job with another model or other changes."""
     (own,) = tiny().recall
     model = replace(own.models[0], layout=layout, d_model=width, d_ff=2 * width)
     return replace(own, **{"mixer": mixer, "models": (model,), "tasks": TASKS, **changes})
@@ -78,7 +78,7 @@ def test_queries_follow_the_power_law_of_gaps(power: float) -> None:
 
 # -- answers ---------------------------------------------------------------------------------------
 class Lookup(torch.nn.Module):
-    """Answers with what followed the token's first occurrence, if that is near; else with 0."""
+    """Answers with the token after the first occurrence, or with 0 if that is beyond `reach`."""
 
     def __init__(self, reach: int = 10**9):
         super().__init__()
@@ -121,7 +121,7 @@ def test_a_rate_is_chosen_on_the_first_seed_and_the_others_train_at_it(tmp_path:
 
 
 def test_a_training_does_not_depend_on_those_before_it(tmp_path: Path) -> None:
-    """One model is trained again and again: nothing of it or of AdamW stays. Hybrid has all."""
+    """All trainings share one model. Its weights and AdamW start fresh; hybrid has every part."""
     spec = given("hybrid", "LF", seeds=(1,))
     numbers = ["validation_nll", "validation_accuracy", "right", "length", "distance"]
     both = recalled(tmp_path, replace(spec, learning_rates=(1e-2, 1e-3)))
@@ -132,7 +132,7 @@ def test_a_training_does_not_depend_on_those_before_it(tmp_path: Path) -> None:
 
 
 def test_a_model_learns_to_recall(tmp_path: Path) -> None:
-    """MHA of two layers, which is known to; the share by chance is 1 in 32."""
+    """Two layers of MHA are known to learn it. Guessing is right once in 32."""
     changes = {"tasks": ((16, 2),), "learning_rates": (2e-2,), "seeds": (1,), "sequences": 32}
     changes |= {"updates": 100, "warmup_updates": 10, "tested": 64}
     rows = recalled(tmp_path, given("mha", "AA", width=32, **changes))

@@ -1,4 +1,4 @@
-"""The commands: what they print, and bad input in one line."""
+"""The commands: what they print, and one line for bad input."""
 
 import errno
 import subprocess
@@ -17,14 +17,14 @@ JOBS = ["train", RUN], ["diagnose", RUN], ["bench", "matched/10M-mini"], ["check
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder to work in, without results."""
+    """A working folder without results."""
     link_project(tmp_path)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 def printed(capsys: pytest.CaptureFixture, *arguments: str, status: int = 0) -> str:
-    """What a command prints; of a refused one, the line on standard error."""
+    """The output of a command; for a refused command, the line on standard error."""
     assert main(list(arguments)) == status
     captured = capsys.readouterr()
     if status:
@@ -124,10 +124,10 @@ def test_status_names_what_needs_attention_and_counts_the_rest(capsys, elsewhere
     assert running.split()[:2] == ["running", RUN] and "128/600" in running
     counts = "2 waiting, 1 running, 1 failed"
     assert counted == [f"10M-mini/base: {counts}", f"{campaign.title}: {counts}"]
-    # Its process is gone, and with it the lock.
+    # The lock is released, as if the process had ended.
     stopped = printed(capsys, *status).splitlines()[1]
     assert stopped.split()[:2] == ["stopped", RUN] and "128/600" in stopped
-    # These are the logs of other runs than those of another text.
+    # With another text the runs are others, so these logs do not count for them.
     text = elsewhere / "text.txt"
     text.write_text("A sentence of some words.\n" * 20_000)
     arguments = ("campaign=tiny", "variants=full", f"corpus={text}")

@@ -1,4 +1,4 @@
-"""What a configuration plans: identities of runs, variations, choices, and what is refused."""
+"""What a configuration plans: hashes of runs, variations, choices, and refused input."""
 
 import shutil
 from dataclasses import fields, make_dataclass, replace
@@ -23,7 +23,7 @@ def load(**choices) -> plan.Campaign:
 
 
 def mine(tmp_path: Path, text: str) -> plan.Campaign:
-    """The campaign config/mine.yaml of a project that also has the shipped ones."""
+    """A campaign with this text as config/mine.yaml, next to the shipped configurations."""
     shutil.copytree(ROOT / "config", tmp_path / "config", dirs_exist_ok=True)
     (tmp_path / "config/mine.yaml").write_text(text)
     (tmp_path / "config.yaml").write_text("campaign: mine\n")
@@ -72,14 +72,14 @@ def test_a_hash_holds_what_determines_the_result_and_nothing_else() -> None:
         {"data": replace(run.data, fingerprint="0" * 64)},
         {"data": replace(run.data, document_characters=700)},
     ]  # fmt: skip
-    # A field that nobody has named here decides, too.
+    # A new field is part of the hash without being listed anywhere.
     grown = make_dataclass(
         "Grown", [("z_loss", float, 0.0)], bases=(Run,), frozen=True, kw_only=True
     )
     values = {field.name: getattr(run, field.name) for field in fields(run)}
     assert grown(**values).hash == run.hash != grown(**values, z_loss=1e-4).hash
     assert len({replace(run, **other).hash for other in others} | {run.hash}) == len(others) + 1
-    # What is measured on a checkpoint is another identity.
+    # Options of the diagnostics change only the hash of the diagnostics.
     assert replace(run, flow_length=8).hash == run.hash
     assert replace(run, flow_length=8).flow_hash != run.flow_hash
     assert replace(run, seed=43).flow_hash != run.flow_hash
@@ -150,7 +150,7 @@ def test_a_longer_context_moves_no_other_runs_flow(tmp_path) -> None:
     )
     run = "10M-mini/base/full/42"
     assert mine(tmp_path, longer).run(run).flow_hash == load().run(run).flow_hash
-    # But where variations alone name the corpus, its checkpoints read the same windows.
+    # If only variations name a corpus, all of its checkpoints read the same windows.
     both = "{corpus: own, scales: [10M-mini, 30M-mini]}"
     text = f"base: smoke\ncorpora: {{own: {{path: own.txt}}}}\nvariations: {{base: {both}}}"
     assert {each.flow_window for each in mine(tmp_path, text).planned} == {128}
@@ -163,7 +163,7 @@ def test_choices_restrict_runs_and_benchmarks() -> None:
     assert {bench.scale for bench in campaign.benchmarks} == {"10M-mini"}
     assert {each.mixer for each in campaign.recall} == {"full"}
     assert len(campaign.planned) == len(load().planned) > 36
-    benched = plan.load({"campaign": "tiny", "variants": "mha-gate"})  # which no scale trains
+    benched = plan.load({"campaign": "tiny", "variants": "mha-gate"})  # no scale trains it
     assert not benched.runs and [bench.benchmark for bench in benched.benchmarks] == ["matched"]
 
 

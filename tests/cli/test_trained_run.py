@@ -1,4 +1,4 @@
-"""What the command line makes of a trained run: a text, and a folder for transformers."""
+"""What the command line makes from a trained run: a text, and a folder for transformers."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ PROMPT = "Once upon a time"
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The results of the tiny campaign's corpus and of one of its runs."""
+    """Results that hold the tiny campaign's corpus and one trained run."""
     folder = tmp_path_factory.mktemp("project")
     link_project(folder)
     with pytest.MonkeyPatch.context() as patched:

@@ -1,4 +1,4 @@
-"""Corpora: the same documents whatever files hold them, exact limits, bad texts in one line."""
+"""Corpora: equal documents from any files, exact limits, one line for bad texts."""
 
 import hashlib
 import math
@@ -20,7 +20,7 @@ from relation.data.windows import data_rows, open_tokens, sha256_of
 from relation.errors import RunError
 from relation.jobs import Data
 
-os.environ["HF_HUB_OFFLINE"] = "1"  # read when `datasets` is first imported: no test asks the hub
+os.environ["HF_HUB_OFFLINE"] = "1"  # read when `datasets` is first imported; no test uses the hub
 
 DOCUMENTS = [f"Story {i}: the fox met owl {i % 7}.\n\nThey ate {i * i} plums.\n" for i in range(60)]
 
@@ -56,7 +56,7 @@ def data_of(path: Path | None, **changes) -> Data:
 
 
 def hub(folder: Path, train: list[str], validation: list[str]) -> dict:
-    """A local data set of the hub's layout, as one stream of a source."""
+    """A local data set in the hub's layout, as one stream of a source."""
     as_parquet(folder / "data" / "train-00000-of-00002.parquet", train[::2])
     as_parquet(folder / "data" / "train-00001-of-00002.parquet", train[1::2])
     as_parquet(folder / "data" / "validation-00000-of-00001.parquet", validation)
@@ -69,14 +69,14 @@ def read(data: Data, split: str) -> list[str]:
 
 @pytest.fixture
 def texts(tmp_path: Path) -> Path:
-    """A folder for texts, apart from what preparation writes."""
+    """A folder for texts, separate from the output of preparation."""
     folder = tmp_path / "texts"
     folder.mkdir()
     return folder
 
 
 def fingerprint_of(path: Path) -> str:
-    """As a new process finds it."""
+    """The fingerprint without the cache, as in a new process."""
     corpus.fingerprint.cache_clear()
     return corpus.fingerprint(str(path))
 
@@ -136,7 +136,7 @@ def test_a_local_data_set_streams_like_the_hub(tmp_path: Path) -> None:
     assert 0 < len(held_out) < 30
 
 
-# Of DOCUMENTS, and "c\n" for validation: a shipped run's texts are known by such a fingerprint.
+# Of DOCUMENTS and "c\n" for validation. Shipped records identify texts by fingerprints.
 PINNED = "73580ab920ee7f33f4d633cd6dfc531999bc43d897adc7ad75fced6c27e276d5"
 
 
@@ -248,7 +248,7 @@ def test_every_book_of_the_shipped_sample_has_its_source_and_status() -> None:
 
 # -- preparation -----------------------------------------------------------------------------------
 def prepared(data: Data, folder: Path) -> dict[str, bytes]:
-    """Prepare a corpus; the bytes of what a run reads, by file name."""
+    """Prepare a corpus and return the bytes of the files that a run reads, by name."""
     corpus.prepare(data, folder / "out")
     names = {"tokenizer.json", "train.bin", "validation.bin"}
     assert {p.name for p in (folder / "out").iterdir()} == names | {"data.parquet"}
@@ -256,7 +256,7 @@ def prepared(data: Data, folder: Path) -> dict[str, bytes]:
 
 
 def decoded(folder: Path, split: str) -> list[str]:
-    """The documents of a prepared split, the last one as the limit cut it."""
+    """The documents of a prepared split; the limit may have cut the last one."""
     tokenizer = load_tokenizer(folder / "out" / "tokenizer.json")
     ids = open_tokens(folder / "out", split).tolist()
     return tokenizer.decode(ids, skip_special_tokens=False).split(END_OF_TEXT)
@@ -279,7 +279,7 @@ def test_the_record_describes_the_files(tmp_path: Path, texts: Path) -> None:
         expected |= {"sha256": sha256_of(tmp_path / "out" / f"{split}.bin")}
         row = data_rows(tmp_path / "out")[split]
         assert {name: row[name] for name in expected} == expected
-    # As a killed preparation leaves it.
+    # A killed preparation leaves this state.
     (tmp_path / "out" / "data.parquet").unlink()
     (tmp_path / "out" / "train.bin").write_bytes(b"half")
     assert prepared(data, tmp_path) == first
@@ -331,7 +331,7 @@ def test_two_streams_are_mixed_half_and_half_by_tokens(tmp_path: Path) -> None:
 
 
 def test_unigram_entropy_of_known_counts() -> None:
-    """The first token is never predicted, so it does not count."""
+    """The first token does not count, because no model predicts it."""
     for tokens, entropy in (([9, 0, 0, 1, 1], math.log(2)), ([0, 3, 3, 3], 0)):
         assert corpus.unigram_entropy(np.array(tokens)) == pytest.approx(entropy, rel=1e-15)
 

@@ -1,4 +1,4 @@
-"""Windows and their order: what every run of a pair reads, token by token."""
+"""Windows and their order: the tokens that both runs of a pair read."""
 
 from pathlib import Path
 
@@ -26,12 +26,12 @@ PAPER_UPDATE = 131_072
 
 
 def numbered(length: int) -> np.ndarray:
-    """A token file whose ids are positions."""
+    """A token file in which each id is its position."""
     return np.arange(length, dtype="<u2")
 
 
 def test_epoch_order_is_pinned() -> None:
-    """Another order would make every run incomparable with those before."""
+    """With another order, new runs could not be compared with earlier runs."""
     assert epoch_order(10, 42, 0).tolist() == [4, 8, 1, 9, 3, 6, 0, 7, 2, 5]
     assert epoch_order(10, 42, 1).tolist() == [1, 2, 8, 5, 3, 9, 6, 0, 4, 7]
 
@@ -54,7 +54,7 @@ def test_a_run_reads_epoch_after_epoch_from_any_position() -> None:
 def test_the_papers_budgets_end_in_a_partial_update(
     budget, context, updates, windows, tokens
 ) -> None:
-    """`tokens` are those of the last, truncated window."""
+    """tokens: in the last window, which the budget cuts."""
     plans = plan_updates(budget, PAPER_UPDATE, context)
     assert len(plans) == updates and sum(plan.tokens for plan in plans) == budget
     assert {plan.tokens for plan in plans[:-1]} == {PAPER_UPDATE}
@@ -147,7 +147,7 @@ def test_end_of_text_begins_a_document(data: Path) -> None:
 
 @pytest.mark.parametrize("micro", [1, 3, 4])
 def test_no_micro_batch_has_more_documents_than_were_counted(data: Path, micro: int) -> None:
-    """Over epochs, a partial update and rows without a window, whose tokens begin none."""
+    """Covers several epochs, a partial update, and rows without a window (no documents)."""
     tokens = np.random.default_rng(6).integers(0, 7, 400).astype("<u2")
     windows = TrainingWindows(tokens, 20, seed=1)
     plans = plan_updates(1900, 240, 20)

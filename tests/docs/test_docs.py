@@ -1,4 +1,4 @@
-"""README and the pages: links lead somewhere; commands parse and name what config/ has."""
+"""README and the pages: links work; commands parse and use names that config/ has."""
 
 import re
 import shlex
@@ -67,7 +67,7 @@ def test_commands_parse_and_choose_what_there_is(page: Path, monkeypatch) -> Non
 
 @each_page
 def test_files_named_in_the_text_exist(page: Path) -> None:
-    """Those with a folder before them, of this project; other commits are named beside them."""
+    """Checks paths with a folder. Paths next to a commit belong to that commit."""
     folders = "relation|report|tests|tools|config|workflow|profiles|results/published"
     text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.S)
     for name in re.findall(rf"`((?:{folders})/[\w/.-]+)`(?! of (?:commit )?`?[0-9a-f]{{7}})", text):

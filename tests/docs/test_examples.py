@@ -1,4 +1,4 @@
-"""The examples of docs/library.md and docs/quickstart.ipynb run, one after the other, on a CPU."""
+"""The examples of docs/library.md and docs/quickstart.ipynb run in order on a CPU."""
 
 import json
 import re
@@ -18,7 +18,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(script: Path, blocks: list[str]) -> dict:
-    """The names that the blocks of code leave."""
+    """Run the blocks of code and return the variables that they define."""
     script.write_text("\n".join(blocks))
     return runpy.run_path(str(script))
 
@@ -33,7 +33,7 @@ def test_those_of_the_librarys_page(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_the_quickstarts_cells(tmp_path: Path) -> None:
-    """Each holds itself to what it says, by its own asserts."""
+    """The cells check themselves with asserts."""
     notebook = json.loads((ROOT / "docs/quickstart.ipynb").read_text(encoding="utf-8"))
     cells = [cell["source"] for cell in notebook["cells"] if cell["cell_type"] == "code"]
     run(tmp_path / "quickstart.py", ["".join(source) for source in cells])

@@ -1,4 +1,4 @@
-"""The diagnostics of a checkpoint: rows, curves and maps of its own flows, on fixed sequences."""
+"""The diagnostics of a checkpoint: rows, curves and maps of its flows on fixed sequences."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from relation.flow.maps import decode
 from relation.nn import Decoder
 from relation.train.checkpoint import load_model, save_model
 
-# A map of 64 blocks a side then has blocks of one token and of two.
+# A map with 64 blocks per side then has blocks of one token and of two tokens.
 LENGTHS = {"flow_sequences": 3, "flow_window": 70, "flow_length": 70, "rank_length": 12}
 
 
@@ -27,14 +27,14 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def saved_model(folder: Path, variant: str, layers: int = 2) -> Decoder:
-    """A tiny model with strong weights, saved."""
+    """Save and return a tiny model with large weights."""
     model = Decoder(small_model(variant, layers=layers, init_std=0.5), seed=42)
     save_model(model, folder / "model.safetensors", {})
     return model
 
 
 def diagnosed(folder: Path, data: Path, variant: str, **changes) -> tuple[dict, Decoder]:
-    """The rows of a tiny model's diagnostics by kind."""
+    """Diagnose a tiny model; return the rows by kind, and the model."""
     model = saved_model(folder, variant)
     run = small_run(variant, **LENGTHS | changes)
     diagnose(run, data, folder / "model.safetensors", folder / "out")
@@ -78,7 +78,7 @@ def test_rows_of_a_checkpoint(tmp_path, data, variant) -> None:
             row = maps.loc[(layer, head)]
             codes = np.frombuffer(row["codes"], np.uint8).astype(float).reshape(64, 64)
             assert (row["length"], row["side"]) == (70, 64)
-            # Mean over a block's rows of the mass on another block's tokens, in five decades.
+            # Mass on a block's tokens, averaged over another block's rows; maps cover 5 decades.
             mass = np.add.reduceat(flows[0, head].double().numpy(), starts, axis=1)
             mean = np.add.reduceat(mass, starts) / np.diff([*starts, 70])[:, None]
             back, shown = 10 ** ((codes - 63) * 5 / 62), mean > 1.1e-5

@@ -1,4 +1,4 @@
-"""The metrics of Appendix B.4 as the paper words them, in NumPy, on flows and spectra."""
+"""The metrics of Appendix B.4, written in NumPy as in the paper, on flows and spectra."""
 
 import math
 
@@ -13,7 +13,7 @@ SINKS = (1, 2, 4, 8, 16, 32)
 
 
 def random_flow(*shape: int, seed: int = 0) -> np.ndarray:
-    """Causal rows that sum to 1, (..., T, T); some rows keep everything on the diagonal."""
+    """Causal rows that sum to 1, (..., T, T). Some rows have all mass on the diagonal."""
     generator = np.random.default_rng(seed)
     weight = np.tril(generator.exponential(size=shape) ** 3)
     alone = generator.random(shape[:-1]) < 0.1
@@ -29,17 +29,17 @@ FLOWS = {
     "random": random_flow(37, 37),
     "short random": random_flow(3, 3, seed=1),
 }
-# 9 of 10 are 90% and 19 of 20 are 95%; the clamps decide where nothing flows.
+# 9 of 10 are 90%, 19 of 20 are 95%. Without any flow, the clamps decide.
 SPECTRA = ([3, 1], [3, 3, 1, 1], [1] * 512, [5], [0, 0], [0] * 4, [1e-12] * 4, [2, 1e-12])
 MATRICES = FLOWS | {f"diagonal {n}": np.diag(np.double(each)) for n, each in enumerate(SPECTRA)}
 
 
 def defined_conditional(flow: np.ndarray, counts) -> float:
-    """Mean over all rows of the mass pi^E on the pairs that `counts(i, j)` takes."""
+    """Mean over all rows of the mass pi^E on the pairs (i, j) with `counts(i, j)`."""
     total = 0.0
     for i in range(len(flow)):
         g = math.fsum(flow[i, j] for j in range(i))
-        # A row without historical mass contributes zero and is counted.
+        # A row without historical mass counts as zero.
         total += math.fsum(flow[i, j] / g for j in range(i) if counts(i, j)) if g > 0 else 0.0
     return total / len(flow)
 
@@ -56,7 +56,7 @@ def defined_flow_metrics(flow: np.ndarray) -> dict[str, float]:
 
 
 def defined_rank_metrics(sigma) -> dict[str, float]:
-    """The spectrum metrics of descending singular values, clamps as printed, in float64."""
+    """The spectrum metrics of descending singular values in float64, with the paper's clamps."""
     sigma = [float(s) for s in sigma]
     total = max(math.fsum(sigma), FLOOR)
     p = [max(s / total, FLOOR) for s in sigma]
@@ -72,7 +72,7 @@ def defined_rank_metrics(sigma) -> dict[str, float]:
 
 
 def defined_dims(squares: list[float], E: float, eta: float) -> int:
-    """min {r : the first r squares hold eta of E}; all where rounding leaves the sum short."""
+    """min {r : the first r squares hold eta of E}; all r if rounding keeps the sum below."""
     held = (r for r in range(1, len(squares) + 1) if math.fsum(squares[:r]) / E >= eta)
     return next(held, len(squares))
 

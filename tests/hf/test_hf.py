@@ -1,4 +1,4 @@
-"""Relation in transformers: the same numbers as the decoder's, kept, generated and trained."""
+"""Relation in transformers: the decoder's numbers; saving, generation and training."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ each_layout = pytest.mark.parametrize("variant", LAYOUTS)
 
 
 def build(variant: str, **changes) -> tuple[Decoder, "hf.RelationForCausalLM"]:
-    """A decoder in FP32 and the model of transformers with its weights."""
+    """A decoder in FP32, and a transformers model with the same weights."""
     decoder = stirred(variant, **changes).float().eval()
     return decoder, hf.RelationForCausalLM.of(decoder, eos_token_id=None, pad_token_id=0).eval()
 
@@ -62,7 +62,7 @@ def test_a_saved_model_gives_the_decoders_logits(variant, tmp_path):
             close(given(TOKENS).logits, decoder(TOKENS))
         base = transformers.AutoModel.from_pretrained(tmp_path)
         close(base(TOKENS).last_hidden_state, decoder.states(TOKENS))
-    # And back: the same parameters by the same names.
+    # Converted back, it has the same parameters under the same names.
     decoder.load_state_dict(loaded.model.decoder.state_dict())
 
 
@@ -76,7 +76,7 @@ def test_transformers_names_say_the_sizes():
 
 
 def test_new_weights_start_as_the_decoders_do():
-    """Whatever the configuration says of them; the seed is torch's."""
+    """With any options of initial weights; torch's seed decides."""
     given = {"scale_residual_init": True, "linear_init": "torch", "embedding_std": 1.0}
     config = hf.RelationConfig(d_model=64, d_ff=96, heads=4, layout="FLA", vocab_size=99, **given)
     torch.manual_seed(7)
@@ -154,7 +154,7 @@ def test_generation_goes_on_from_a_cache():
 
 @each_layout
 def test_checkpointing_changes_no_gradient(variant):
-    """And computes each block twice."""
+    """Checkpointing computes each block twice."""
     _, model = build(variant)
     calls, gradients = [], []
     model.model.decoder.blocks[0].register_forward_pre_hook(lambda *_: calls.append(None))
@@ -267,7 +267,7 @@ def test_an_offloaded_embedding_is_refused():
 
 
 def test_what_transformers_passes_beside_is_taken():
-    """As PEFT, tokenizers, older versions' generation and Trainer call it."""
+    """Extra arguments that PEFT, tokenizers, older generation code and Trainer pass."""
     _, model = build("full")
     passed = {"inputs_embeds": None, "token_type_ids": TOKENS * 0, "cache_position": TOKENS[0]}
     actual = model(TOKENS, labels=TOKENS, num_items_in_batch=20, return_dict=False, **passed)

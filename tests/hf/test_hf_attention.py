@@ -1,4 +1,4 @@
-"""attn_implementation="relation": Full Relation in a Llama, as its equation and by a cache."""
+"""attn_implementation="relation": Full Relation in a Llama, by its equation and with caches."""
 
 from functools import partial
 
@@ -21,7 +21,7 @@ each_sharing = pytest.mark.parametrize("kv_heads", [4, 1])
 
 
 def llama(kv_heads: int = 4, family: str = "Llama", width: int = 24):
-    """A model whose every weight has left its initial value."""
+    """A model in which every weight differs from its initial value."""
     config = getattr(transformers, f"{family}Config")(
         vocab_size=29,
         hidden_size=width,
@@ -42,7 +42,7 @@ def llama(kv_heads: int = 4, family: str = "Llama", width: int = 24):
 
 
 def made_by_transformers(text: Tensor | None, places: Tensor | None) -> Tensor:
-    """What a model gives its layers by padding or packed documents (B, T)."""
+    """The mask that a model gives its layers for padding or packed documents, (B, T) each."""
     config = transformers.LlamaConfig(attn_implementation="relation")
     embeddings = torch.empty(*(places if text is None else text).shape, 0)
     make = transformers.masking_utils.create_causal_mask
@@ -50,7 +50,7 @@ def made_by_transformers(text: Tensor | None, places: Tensor | None) -> Tensor:
 
 
 class Layer(torch.nn.Module):
-    """What the interface asks of an attention module."""
+    """An attention module with the attributes that the interface reads."""
 
     layer_idx = 0
 
@@ -62,7 +62,7 @@ class Layer(torch.nn.Module):
 @each_sharing
 @pytest.mark.parametrize("case", ["causal", "padding", "documents", "window", "cache"])
 def test_what_is_computed_is_full_relation(kv_heads, case):
-    """Against the operator, document by document; a window has no operator but itself."""
+    """Compare with the operator and its documents; the window is wider than the text."""
     layer = Layer()
     q, k, v = normal(2, 4, 9, 6, seed=1), *(normal(2, kv_heads, 9, 6, seed=s) for s in (2, 3))
     ids = torch.tensor([[0] * 4 + [1] * 5, [0] * 9])
@@ -96,7 +96,7 @@ def test_padding_and_caches_change_no_text(kv_heads):
     assert generated(model, rows, use_cache=False) == alone
     static = {"cache_implementation": "static", "disable_compile": True}
     assert generated(model, rows, **static) == alone
-    # One token: the static cache is as long as the prompt.
+    # With one new token, the static cache is as long as the prompt.
     one = generated(model, rows, max_new_tokens=1, **static)
     assert one == generated(model, rows, max_new_tokens=1)
     given = left_padded(rows)
@@ -117,7 +117,7 @@ def padded_and_packed(T: int) -> list[dict[str, Tensor]]:
 
 
 def test_compiled_without_a_break_it_is_the_same():
-    """So nothing waits for a GPU to learn where documents lie."""
+    """Without a graph break, so finding the documents does not wait for the GPU."""
     model = llama(2)
     model.model.layers = model.model.layers[:1]
     compiled = torch.compile(model, fullgraph=True, backend="eager")
@@ -131,7 +131,7 @@ def test_compiled_without_a_break_it_is_the_same():
 
 
 class Largest(TorchDispatchMode):
-    """Notes how many numbers the largest new tensor has."""
+    """Records the number of elements of the largest new tensor."""
 
     def __init__(self):
         super().__init__()
@@ -145,13 +145,13 @@ class Largest(TorchDispatchMode):
 
 
 def test_documents_need_no_square_of_the_length():
-    """Of 4 heads tiles of 128 x 128 scores are the largest."""
+    """The largest tensors are tiles of 128 x 128 scores for 4 heads."""
     model, T = llama(4), 600
     for given in padded_and_packed(T):
         with torch.no_grad(), Largest() as largest:
             model.model(**given, use_cache=False)
         assert largest.numel < T * T
-    # Padding that interrupts a text leaves no documents: every token sees the text before.
+    # Padding inside a text separates no documents: every token sees all text before it.
     mask = torch.tensor([[1, 1, 0, 1, 1]])
     given = {"input_ids": TOKENS[:1, :5], "position_ids": (mask.cumsum(1) - 1)}
     actual = model(**given, attention_mask=mask).logits[0, 3:]
@@ -194,14 +194,14 @@ def test_lambda_is_trained_saved_and_read_back(tmp_path):
     values = [layer.self_attn.lam for layer in model.model.layers]
     assert all(value.grad != 0 and value.dtype == torch.float32 for value in values)
     model.eval().save_pretrained(tmp_path)
-    # Unasked it runs Relation, and not softmax on weights that were trained for Relation.
+    # A reloaded model asks for its lambdas. It does not run softmax on Relation's weights.
     load = transformers.AutoModelForCausalLM.from_pretrained
     loaded, elsewhere = load(tmp_path), load(tmp_path)
     assert "add_lambda" in refusal(lambda: loaded(TOKENS))
-    # The base model's names lack a prefix.
+    # The base model's parameter names have no prefix.
     base = add_lambda(transformers.AutoModel.from_pretrained(tmp_path))
     assert torch.equal(base(TOKENS)[0], model.model(TOKENS)[0])
-    # The folder that the model was loaded from has its values; a second call keeps trained ones.
+    # add_lambda reads the folder the model was loaded from. A second call keeps the values.
     assert torch.equal(add_lambda(loaded)(TOKENS).logits, model(TOKENS).logits)
     saved = values[1].item()
     values[1].data.fill_(0.9)
@@ -210,7 +210,7 @@ def test_lambda_is_trained_saved_and_read_back(tmp_path):
     attention = load(tmp_path, attn_implementation="sdpa")
     message = refusal(lambda: add_lambda(attention, saved=tmp_path))
     assert "layers.0.self_attn runs the attention 'sdpa'" in message
-    # As of a model of the hub: its values are saved, and not in a folder of that name.
+    # As for a model of the hub: no local folder has the model's name.
     elsewhere.config._name_or_path = "owner/name"
     for given in ({}, {"saved": tmp_path / "elsewhere"}):
         assert "give saved=" in refusal(lambda given=given: add_lambda(elsewhere, **given))
@@ -238,7 +238,7 @@ def test_lambda_below_a_reloaded_adapter_is_the_saved_one(tmp_path):
 
 
 def test_under_autocast_it_trains_and_writes():
-    """RoPE in FP32 leaves Q and K wider than V."""
+    """RoPE runs in FP32, so Q and K have a wider dtype than V."""
     model, mask = llama(2), torch.ones_like(TOKENS)
     mask[0, :5] = 0
     given = {"attention_mask": mask, "labels": TOKENS}
@@ -278,12 +278,12 @@ def test_what_relation_has_not_is_refused(call, message):
 
 @pytest.mark.parametrize(("first", "wrong"), [
     (0, lambda mask: mask.tril(-1)),
-    (0, lambda mask: mask & (torch.arange(9) != 6) | mask.tril(-1)),  # one that misses itself
-    (4, lambda mask: mask | (torch.arange(9) < 6)),  # a prefix that sees all of itself
+    (0, lambda mask: mask & (torch.arange(9) != 6) | mask.tril(-1)),  # token 6 does not see itself
+    (4, lambda mask: mask | (torch.arange(9) < 6)),  # all tokens see the first six
     (4, torch.ones_like),
 ])  # fmt: skip
 def test_a_mask_that_is_not_causal_is_refused(first, wrong):
-    """Of the tokens from `first` on; also where it was causal before."""
+    """A mask for the tokens from `first` on, which was causal and is changed in place."""
     x, mask = normal(1, 2, 9, 6, seed=1), torch.ones(1, 1, 9, 9).tril()[:, :, first:].bool()
     call = partial(relation_attention, Layer(), x[:, :, first:], x, x, mask)
     call()
@@ -297,4 +297,4 @@ def test_blocks_after_a_static_cache_are_read_as_one_text():
     with torch.no_grad():
         whole = model(text, use_cache=False).logits
         blocks = [model(block, past_key_values=cache).logits for block in text.split(4, dim=1)]
-    assert_close(torch.cat(blocks, dim=1), whole, terms=48)  # two layers of width 24
+    assert_close(torch.cat(blocks, dim=1), whole, terms=48)  # sums of two layers of width 24

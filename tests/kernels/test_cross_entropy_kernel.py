@@ -1,4 +1,4 @@
-"""The loss kernel, nll and its gradient in one pass, against cross-entropy in float64."""
+"""The loss kernel (nll and its gradient in one pass) against cross-entropy in float64."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ def plain(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def assert_exact(vocabulary: int, dtype: torch.dtype, device: str = "cpu") -> None:
-    """Of logits (17, V) about +-5 and targets of which some are ignored."""
+    """Check logits (17, V) of about +-5 with some ignored targets."""
     from relation.kernels.cross_entropy import cross_entropy
 
     generator = torch.Generator().manual_seed(vocabulary)
@@ -45,7 +45,7 @@ class TestInterpreted:
         assert_exact(vocabulary, torch.float32)
 
     def test_what_is_no_number_is_not_hidden(self):
-        """Logits that overflow and targets outside the vocabulary."""
+        """Logits that overflow, and targets outside the vocabulary."""
         from relation.kernels.cross_entropy import cross_entropy
 
         logits = torch.tensor([[0.0, torch.inf], [0.0, torch.nan], [3e38, -3e38]])

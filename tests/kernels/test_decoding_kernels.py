@@ -1,7 +1,7 @@
-"""The kernels of one token against the operators' steps in float64, by the rule of `assert_close`.
+"""The kernels for one token against the operators' steps in float64, judged by `assert_close`.
 
 The yardstick is the same step in plain PyTorch on inputs of the kernels' dtype. Without a GPU the
-kernels run in Triton's interpreter, in a process of their own; tests marked gpu run them compiled.
+kernels run in Triton's interpreter, in a separate process; tests marked gpu run them compiled.
 """
 
 import math
@@ -20,7 +20,7 @@ from relation.nn.sampling import Sampling, next_token_probabilities
 from relation.ops.rotations import apply_rope, rope_angles
 
 HEADS, CAPACITY = 4, 300
-# No history, a token, a piece but one, a piece, one more, and several with a ragged end.
+# A piece has 128 tokens: no history, one token, around one piece, and a ragged third piece.
 LENGTHS = (0, 1, 127, 128, 129, 299)
 
 
@@ -29,14 +29,14 @@ def tables(width: int, device="cpu") -> tuple[Tensor, Tensor]:
 
 
 def placed(x: Tensor, length: int) -> Tensor:
-    """x (H, D) as (1, H, 1, D), turned to the place after `length` tokens."""
+    """x (H, D) as (1, H, 1, D), rotated by RoPE to the position after `length` tokens."""
     width = x.shape[-1]
     cos, sin = rope_angles(torch.tensor([length], device=x.device), width, 1e4)
     return apply_rope(x[None, :, None], cos, sin)
 
 
 class History:
-    """Random projections and histories of rows of LENGTHS tokens, NaN past each row's end."""
+    """Random projections and histories for rows of LENGTHS tokens; NaN after each row's end."""
 
     def __init__(
         self, width: int, dtype: torch.dtype, device="cpu", strength: float = 1.0, shared=HEADS
@@ -53,15 +53,15 @@ class History:
         self.lam = torch.tensor(0.7, device=device)
 
     def step(self, relation: bool, own: bool, wide: bool) -> tuple[Tensor, Tensor]:
-        """y (B, H D) and the new rows (2, B, H, D) by the operator, in float64 where wide."""
+        """y (B, H D) and the new rows (2, B, H, D) by the operator; in float64 if `wide`."""
         found, news = [], []
         for b, length in enumerate(LENGTHS):
-            # The coordinates are rounded as RoPE rounds them, in either precision.
+            # RoPE rounds the coordinates, whether or not `wide` is set.
             parts = self.projected[b].split([HEADS, self.shared, self.shared])
             p1, p2 = (placed(x, length) for x in parts[:2])
             info = parts[2][None, :, None]
             before = self.history[:, b : b + 1, :, :length]
-            # The operator's last row, of whichever rows came before.
+            # Only the operator's last row counts, so zeros stand in for the earlier queries.
             rows = F.pad(p1, (0, 0, length, 0))
             inputs = rows, torch.cat((before[0], p2), 2), torch.cat((before[1], info), 2)
             inputs = tuple(x.double() if wide else x for x in inputs)
@@ -88,18 +88,18 @@ def check_history(relation: bool, own: bool, *given) -> None:
     assert_close("y", y, truth, yardstick, SLACK[y.dtype])
     for b, length in enumerate(LENGTHS):
         new = case.history[:, b, :, length]
-        # A product and a sum of FP32 numbers, fused or not, then the same rounding.
+        # The kernel may fuse the FP32 product and sum; both then round the same way.
         torch.testing.assert_close(new, news[:, b], rtol=2 * torch.finfo(new.dtype).eps, atol=1e-6)
         assert case.history[:, b, :, length + 1 :].isnan().all()
 
 
 class Linear:
-    """Random projections, retention and states of three rows, the last of which has stopped."""
+    """Random projections, retention and states for three rows. The last row has stopped."""
 
     def __init__(self, width: int, dtype: torch.dtype, device="cpu"):
         torch.manual_seed(width)
         self.projected = torch.randn(3, 4, HEADS, width).to(device, dtype)
-        # Strong and weak retention beside each other.
+        # Mixes strong and weak retention.
         a, bias = torch.rand(HEADS * width) * 3, torch.randn(HEADS * width) * 4 - 4
         up = torch.randn(HEADS, width, width).to(device, dtype)
         self.retention = up, a.to(device), bias.to(device)
@@ -109,7 +109,7 @@ class Linear:
         self.tables = tables(width, device)
 
     def step(self, wide: bool) -> tuple[Tensor, Tensor]:
-        """y (B, H D) and C by the recurrence, in float64 where wide."""
+        """y (B, H D) and C by the recurrence; in float64 if `wide`."""
         kind = torch.float64 if wide else self.projected.dtype
         up, a, bias = self.retention
         ys, states = [], []
@@ -170,15 +170,15 @@ def check_project(batch: int, K: int, N: int, dtype: torch.dtype, device="cpu") 
         with poisoned_memory():
             found = ours(then)
         assert_close(then, found, truth[then], yardstick[then], SLACK[dtype])
-        # A row is the same in any batch.
+        # A row has the same result in any batch.
         assert torch.equal(found[:1], ours(then, 1))
 
 
 def check_draws(V: int, temperature: float, device="cpu") -> None:
-    """Ids are those that FP64 probabilities give, and a row counts them until it stops."""
+    """Check ids against FP64 probabilities, and that rows count tokens until they stop."""
     torch.manual_seed(V)
     logits = 4 * torch.randn(5, V)
-    logits[0, V // 2 :] = -2000.0  # of no probability
+    logits[0, V // 2 :] = -2000.0  # probability 0
     logits[1] = logits[1, 0]
     logits[2, V - 1] = torch.nan
     logits[3, 1:] = -torch.inf
@@ -197,7 +197,7 @@ def check_draws(V: int, temperature: float, device="cpu") -> None:
     ids = torch.full((5,), -9, device=device)
     decoding.draw(*given, ids)
     assert torch.equal(ids.cpu(), expected(uniforms[0]))
-    # The sixth drawing reads the last of three rows; row 4 has ended, and row 1 ends.
+    # The sixth draw (index 5) uses the last of three rows. Row 4 has ended; row 1 ends now.
     counts = torch.full((5,), 4), torch.arange(5).int(), torch.tensor([1, 1, 1, 1, 0]).int()
     counts = tuple(x.to(device) for x in counts)
     stops = expected(uniforms[2])
@@ -294,7 +294,7 @@ def test_the_next_token_is_drawn_by_its_probability_on_a_gpu(V):
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90", "sm_120"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_every_kernel_compiles_without_spilling(dtype, architecture):
-    """As a model of width 64 launches it."""
+    """With the arguments of a model with head width 64."""
     pytest.importorskip("triton")
     from fake_gpu import fake_gpu
     from machine_code import SHARED_MEMORY, faults_of, resources_of
@@ -309,7 +309,7 @@ def test_every_kernel_compiles_without_spilling(dtype, architecture):
         linear.token(True)
         project(x, weight, 1e-6)
         project(x.to(dtype), weight, out=torch.zeros(2, 2048), then="add")
-        for n in (1, 2, 8):  # at once, and in steps
+        for n in (1, 2, 8):  # in one step, and in several
             project(x.repeat(1, n), weight.repeat(1, n), 1e-6, then="gate")
         project(x.repeat(1, 2), weight.repeat(2, 2), 1e-6)
         decoding.draw(x, one, one.expand(3, 2).contiguous(), ids, chained=True)

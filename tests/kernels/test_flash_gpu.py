@@ -15,17 +15,17 @@ from exactness import (
 from relation import kernels
 from relation.kernels.documents import Documents
 
-# Of the entries for Hopper with passes in Gluon.
+# Widths of the launch entries for Hopper with passes in Gluon.
 GLUON_WIDTHS = (48, 64, 80, 96, 128)
-# Of those with launches of their own for many rows.
+# Widths with separate launches for many rows.
 LARGE_WIDTHS = (60, 64, 88, 96, 104, 128)
 
-# Where the documents of three rows of 700 tokens end: short ones, long ones and one of one token.
+# Where documents end in three rows of 700 tokens. They are short, long, or one token.
 ENDS = [[1, 2, 65, 128, 300, 301, 700], [700], [64, 400, 700]]
 
 
 def in_documents(ends: list[list[int]]) -> Documents:
-    """Documents that end there, row by row."""
+    """Documents that end at `ends`, one list per row."""
     t = torch.arange(ends[0][-1])
     ids = [torch.bucketize(t, torch.tensor(row), right=True) for row in ends]
     return Documents.of(torch.stack(ids).cuda())
@@ -37,7 +37,7 @@ class TestOnDevice:
     @pytest.mark.parametrize("width", [16, 32, 48, 60, 64, 80, 96, 128])
     def test_every_length(self, dtype, width):
         for length in (1, 2, 17, 63, 64, 65, 127, 1000, 1024, 2048, 4096):
-            # A row's entries share one rounding of dU: with few rows a maximum is a matter of luck.
+            # A row's entries share one rounding of dU. With few rows, chance decides the maximum.
             batch = max(1, 128 // length)
             assert_exact(draw(length, (batch, 3, length, width), dtype, "cuda"))
 
@@ -106,7 +106,7 @@ class TestOnDevice:
 
     @pytest.mark.parametrize("width", GLUON_WIDTHS)
     def test_passes_in_gluon_and_in_triton(self, monkeypatch, width):
-        """The shipped choice on Hopper, and what other Tritons take."""
+        """Gluon, which Hopper uses by default, and Triton, for other versions of Triton."""
         from relation.kernels.flash_relation import launch
 
         entry = launch.select_launches(torch.device("cuda", 0), 2, width)
@@ -124,7 +124,7 @@ class TestOnDevice:
     )
     @pytest.mark.parametrize("programs", ["one for all blocks", "as shipped"])
     def test_programs_that_take_many_blocks(self, monkeypatch, width, many_rows, programs):
-        """At any length, also by the launches for many rows."""
+        """At any length, also with the launches for many rows."""
         from relation.kernels.flash_relation import hopper_launch, launch
 
         for bound in ("LARGE", "LONG") if many_rows else ():
@@ -143,11 +143,11 @@ class TestOnDevice:
         inputs = draw(12, (3, 6, 700, width), torch.bfloat16, "cuda")
         assert_exact(inputs, documents=documents)
         assert_exact(sharing(inputs, 2), documents=documents, transport_self=False)
-        # More blocks than an H200 has programs.
+        # More blocks than an H200 runs programs.
         assert_exact(draw(6, (1, 14, 2048, width), torch.bfloat16, "cuda"))
 
     @pytest.mark.parametrize("width", LARGE_WIDTHS)
     def test_as_many_rows_as_have_launches_of_their_own_and_fewer(self, width):
-        # Of all heads 65,536 rows and 65,504.
+        # 65,536 and 65,504 rows over all heads.
         for length in (2048, 2047):
             assert_exact(draw(length, (8, 4, length, width), torch.bfloat16, "cuda"))

@@ -1,7 +1,7 @@
-"""FlashRelation against Full Relation's definition in float64, by the rule of `assert_exact`.
+"""FlashRelation against Full Relation's definition in float64, judged by `assert_exact`.
 
-Without a GPU the kernels run in Triton's interpreter, in a process of their own: the interpreter
-is chosen when the kernels are imported. tests/kernels/test_flash_gpu.py has them compiled.
+Without a GPU the kernels run in Triton's interpreter, in a separate process, because it is chosen
+when the kernels are imported. tests/kernels/test_flash_gpu.py tests the compiled kernels.
 """
 
 import subprocess
@@ -25,7 +25,7 @@ def test_the_interpreter_reproduces_the_definition():
 
 @pytest.fixture
 def launch_with(monkeypatch) -> Iterator[Callable[..., None]]:
-    """Called with fields of Launches, changes those of what the interpreter launches."""
+    """Return a function that changes fields of the Launches that the interpreter uses."""
     from relation.kernels.flash_relation import launches
 
     def change(**fields) -> None:
@@ -38,7 +38,7 @@ def launch_with(monkeypatch) -> Iterator[Callable[..., None]]:
 
 @pytest.fixture
 def without_maximum(monkeypatch) -> None:
-    """BF16's way through the forward pass, which sums without a maximum and repairs."""
+    """Use BF16's forward pass, which sums without a maximum and repairs rows that overflow."""
     from relation.kernels.flash_relation import portable
 
     monkeypatch.setattr(portable, "keeps_maximum", lambda dtype: False)
@@ -50,7 +50,7 @@ class TestInterpreted:
     @pytest.mark.parametrize("length", [1, 2, 33])
     @pytest.mark.parametrize("width", [20, 48])
     def test_every_shape(self, length, width):
-        """Several batches are those of the tests of strides, descriptors and Exchange alone."""
+        """One batch; the tests of strides, descriptors and Exchange alone have several."""
         assert_exact(draw(0, (1, 2, length, width)))
 
     def test_half_precision(self):
@@ -64,7 +64,7 @@ class TestInterpreted:
         [(16, True, False), (48, False, True)],
     )
     def test_documents(self, launch_with, width, transport_self, descriptors):
-        """Ends inside blocks, at their edges and of one token, with blocks of several tiles."""
+        """Documents end inside blocks and at their edges. Blocks have several tiles."""
         from relation.kernels.flash_relation.launches import Launch
 
         rows, history = Launch(32, 16, 1, 1), Launch(16, 32, 1, 1)
@@ -85,7 +85,7 @@ class TestInterpreted:
         assert_exact(inputs, transport_self=not descriptors)
 
     def test_gradients_again_and_of_saved_tensors_that_moved(self):
-        """As `retain_graph` asks for them, and activations that are kept elsewhere."""
+        """Two backward passes with `retain_graph`, and saved tensors that hooks copy elsewhere."""
         inputs = draw(15, (1, 2, 17, 16))
         (*leaves, dy), lam = (x.detach() for x in inputs[:4]), inputs[4]
         leaves = [x.requires_grad_() for x in (*leaves, lam.reshape(1))]
@@ -115,7 +115,7 @@ class TestInterpreted:
         [(60, False, False), (20, True, False), (48, True, True)],
     )
     def test_blocks_of_several_tiles(self, launch_with, width, descriptors, padded):
-        """As the shipped launches have: 32 rows owned, history scanned by 16, and the reverse."""
+        """As in the shipped launches: 32 rows with history in tiles of 16, and the reverse."""
         from relation.kernels.flash_relation.launches import Launch
 
         rows, history = Launch(32, 16, 1, 1, None, padded), Launch(16, 32, 1, 1, None, padded)
@@ -124,7 +124,7 @@ class TestInterpreted:
             assert_exact(draw(7, (2, 1, length, width)))
 
     def test_what_descriptors_cannot_hold(self, launch_with):
-        """The rows of each input in turn off their alignment, then its start, and odd widths."""
+        """Each input in turn with unaligned rows, then an unaligned start; and odd widths."""
         launch_with(descriptors=True)
         for k in range(4):
             inputs = list(draw(7, (1, 1, 18, 16)))
@@ -149,9 +149,9 @@ class TestInterpreted:
     ):
         """Scores reach 241 here.
 
-        The backward pass reads a row's normaliser as one FP32 number, whose half unit in the last
-        place at 241 changes a weight by 7.6e-6 of it, and forms the scores again, as much off as
-        the definition's: within 1e-4 in all, a tenth of BF16's slack.
+        The backward pass reads a row's normaliser as one FP32 number. At 241, half a unit in its
+        last place changes a weight by a factor of 7.6e-6. The backward pass also recomputes the
+        scores, as exactly as the definition. In all, 1e-4 suffices: a tenth of BF16's slack.
         """
         p1, *others = draw(9, (2, 1, 51, 16), lam=correction)
         p1[0, :, 20:40] *= 60

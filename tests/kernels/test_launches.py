@@ -1,4 +1,4 @@
-"""Texts too long for a launch; test_machine_code.py compiles all launches."""
+"""Texts that are too long for a launch. test_machine_code.py compiles all launches."""
 
 import pytest
 import torch

@@ -1,8 +1,8 @@
-"""Linear Relation's kernels against the recurrence in float64, by the rule of `assert_exact`.
+"""Linear Relation's kernels against the recurrence in float64, judged by `assert_exact`.
 
 The yardstick is the chunked form in plain PyTorch on inputs of the same dtype. Without a GPU the
-kernels run in Triton's interpreter, in a process of their own: the interpreter is chosen when the
-kernels are imported. Tests marked gpu run them compiled.
+kernels run in Triton's interpreter, in a separate process, because it is chosen when the kernels
+are imported. Tests marked gpu run them compiled.
 """
 
 import importlib.util
@@ -30,19 +30,19 @@ Shape = tuple[int, int, int, int]
 
 
 def retention(kind: str | float, shape: Shape) -> torch.Tensor:
-    """g (B, H, T, D), stored as (B, T, H, D): a constant, or one of four distributions."""
+    """g (B, H, T, D), stored as (B, T, H, D): a constant or one of four distributions."""
     B, H, T, D = shape
     drawn = torch.rand(B, T, H, D).transpose(1, 2)
-    if kind == "scattered":  # nothing, a little and almost all is forgotten, side by side
+    if kind == "scattered":  # neighbours forget nothing, a little, or almost all
         choice = torch.randint(3, shape)
         return torch.where(choice == 0, 0.0, torch.where(choice == 1, -0.02, -50.0) * drawn)
-    if kind == "channels":  # as a trained layer: some channels forget at once, some at times
+    if kind == "channels":  # as in a trained layer: some channels forget always, some at times
         of_channel = torch.tensor([-0.02, -0.3, -4.0, -30.0, -50.0]).repeat(D)[:D]
         often = torch.tensor([1, 1, 1, 1, 0.1]).repeat(D)[:D]
         return of_channel * drawn * (torch.rand(B, T, H, D).transpose(1, 2) < often)
-    if kind == "strong":  # nothing is kept for long
+    if kind == "strong":  # tokens forget nearly everything
         return -3 - 70 * drawn
-    if kind == "model":  # as a layer starts
+    if kind == "model":  # as in a new layer
         A = 1 + 15 * torch.rand(1, H, 1, D)
         return -A * 10 ** (2 * drawn - 3)
     return torch.full_like(drawn, float(kind))
@@ -51,7 +51,7 @@ def retention(kind: str | float, shape: Shape) -> torch.Tensor:
 def draw(
     seed: int, shape: Shape, dtype=torch.float32, device="cpu", kind="model", state: bool = True
 ) -> Inputs:
-    """p1, p2, info, g, C_0, dY and dC_T; tokens are stored as (B, T, H, D), as a model's are."""
+    """Return p1, p2, info, g, C_0, dY, dC_T; tokens are stored as (B, T, H, D), as in a model."""
     torch.manual_seed(seed)
     B, H, T, D = shape
     p1, p2, info, dy = torch.randn(4, B, T, H, D).transpose(2, 3).to(device, dtype)
@@ -61,7 +61,7 @@ def draw(
 
 
 def differentiate(operator, inputs: Inputs, tau: float = 2.0, **options) -> Inputs:
-    """Y, C_T and the gradients of p1, p2, info, g and, where it is given, C_0."""
+    """Y, C_T and the gradients of p1, p2, info, g and, if it is given, C_0."""
     *tensors, dy, dfinal = inputs
     given = [x for x in tensors if x is not None]
     return equations.differentiate(
@@ -70,7 +70,7 @@ def differentiate(operator, inputs: Inputs, tau: float = 2.0, **options) -> Inpu
 
 
 def assert_exact(inputs: Inputs, tau: float = 2.0, truth=linear_relation, **options) -> None:
-    """Check both results and all gradients."""
+    """Check Y, C_T and all gradients."""
     with poisoned_memory():
         ours = differentiate(kernels.linear_relation, inputs, tau, **options)
     wide = tuple(None if x is None else x.double() for x in inputs)
@@ -88,7 +88,7 @@ def test_the_interpreter_reproduces_the_recurrence():
 
 @pytest.mark.skipif(not INTERPRETED, reason="run by the test above")
 class TestInterpreted:
-    """Chunks of 16 tokens and blocks of 16 channels; two heads fill segments from 49 tokens on."""
+    """Chunks of 16 tokens, blocks of 16 channels. Two heads form segments from 49 tokens on."""
 
     @pytest.mark.parametrize(("length", "width"), [(1, 20), (2, 16), (17, 20), (53, 16)])
     def test_every_shape(self, length, width):
@@ -99,9 +99,9 @@ class TestInterpreted:
         assert_exact(draw(1, (1, 1, 33, 16), kind=kind))
 
     def test_chunks_of_weak_and_of_strong_retention(self, monkeypatch):
-        """Either kind meets states that the other left, and leaves some to it.
+        """Both kinds of chunk read states that the other kind wrote.
 
-        Weak chunks have kernels of their own, in another way than by default.
+        Weak chunks have separate kernels, in another way than by default.
         """
         monkeypatch.setattr(launches, "INTERPRETED", launches.INTERPRETED[1:])
         p1, p2, info, g, *others = draw(11, (1, 2, 53, 20))
@@ -109,7 +109,7 @@ class TestInterpreted:
         assert_exact((p1, p2, info, g, *others))
 
     def test_programs_that_take_several_chunks(self, monkeypatch):
-        """15 chunks of three heads: a program's last turn is not whole."""
+        """15 chunks of three heads, so a program's last turn is not full."""
         entry = replace(launches.INTERPRETED[0], programs=1)
         monkeypatch.setattr(launches, "INTERPRETED", [entry])
         p1, p2, info, g, *others = draw(13, (1, 3, 69, 16))
@@ -118,7 +118,7 @@ class TestInterpreted:
 
     @pytest.mark.parametrize(("way", "shared"), [(0, 2), (2, 1)])
     def test_heads_that_share(self, way, shared, monkeypatch):
-        """In a chunk one is weak, its neighbour not. The second way has no kernels of weak ones."""
+        """In some chunks only one of two heads is weak. `way` is the first launch entry to use."""
         monkeypatch.setattr(launches, "INTERPRETED", launches.INTERPRETED[way:])
         shape = (1, 4, 37, 16)
         p1, p2, info, g, *others = draw(12, shape, kind="channels")
@@ -129,8 +129,8 @@ class TestInterpreted:
     @pytest.mark.parametrize(
         ("shape", "dtype", "kind"),
         [
-            ((1, 1, 33, 20), torch.float16, -7.5),  # exp(-60) of half a chunk is left
-            # A few tokens keep as much as a weak chunk does, yet all of dg is small.
+            ((1, 1, 33, 20), torch.float16, -7.5),  # half a chunk keeps exp(-60)
+            # A few tokens keep as much as a weak chunk does, but all of dg is small.
             ((1, 1, 2, 16), torch.float16, -30),
             ((1, 1, 1, 16), torch.float32, -12),
             ((1, 1, 3, 16), torch.float32, -12),
@@ -142,7 +142,7 @@ class TestInterpreted:
     @pytest.mark.parametrize("operator", ["flash_relation", "linear_relation"])
     @pytest.mark.parametrize("of_dy", [False, True])
     def test_both_operators_are_differentiable_once(self, operator, of_dy):
-        """Not even a part of a loss loses its second derivative in silence."""
+        """A second derivative raises an error, even if only a part of the loss needs it."""
         p1, p2, info, g, _, dy, _ = draw(12, (1, 2, 17, 16), state=False)
         p1, dy = p1.detach().requires_grad_(), dy.detach().requires_grad_(of_dy)
         if operator == "linear_relation":
@@ -154,7 +154,7 @@ class TestInterpreted:
             (p1.sum() + dp1.sum()).backward()
 
     def test_documents_start_empty(self):
-        """As the definition has them, inside chunks, at their ends and of one token."""
+        """Documents start inside chunks and at their ends, and some have one token."""
         p1, p2, info, g, _, dy, dfinal = draw(9, (2, 1, 37, 16), state=False)
         starts = torch.zeros(2, 37, dtype=torch.int64)
         starts[0, [7, 16, 17]] = starts[1, [1, 36]] = 1
@@ -175,7 +175,7 @@ class TestInterpreted:
         assert_exact((p1, p2, info, g.contiguous(), state.mT.contiguous().mT, dy, dfinal))
 
     def test_heads_out_of_step_with_their_width(self):
-        """p1 and g, while 16 divides all other strides."""
+        """The heads of p1 and g are unaligned; 16 divides all other strides."""
         given = list(draw(14, (1, 2, 17, 16), kind="channels"))
         for place in (0, 3):
             apart = torch.empty(1, 2, 17 * 16 + 1)[..., 1:].unflatten(2, (17, 16))
@@ -193,7 +193,7 @@ class TestInterpreted:
         ours = differentiate(kernels.linear_relation, (p1, p2, info, g, *states))
         same = differentiate(kernels.linear_relation, (p1, p2, info, g.float(), *states))
         for name, one, other in zip(RESULTS, ours, same, strict=True):
-            if name == "dg":  # the interpreter cuts where a GPU rounds
+            if name == "dg":  # the interpreter truncates, but a GPU rounds
                 assert one.dtype == torch.bfloat16
                 torch.testing.assert_close(one.float(), other, rtol=2**-7, atol=0)
             else:
@@ -224,7 +224,7 @@ class TestOnDevice:
     )
     def test_every_length(self, dtype, width, kind):
         for length in (1, 2, 63, 64, 65, 127, 1000, 4096):
-            # The largest of a few rounding errors is a matter of luck: never only a few tokens.
+            # Chance decides the largest of a few rounding errors, so there are always many tokens.
             assert_exact_on_device(length, (max(2, 128 // length), 3, length, width), dtype, kind)
 
     @pytest.mark.parametrize("dtype", SLACK)
@@ -232,26 +232,26 @@ class TestOnDevice:
     def test_few_tokens_of_strong_retention(self, dtype, width):
         for length, kind in itertools.product((1, 2, 3, 5, 65), (-2.5, -8, -12, -20, -30)):
             assert_exact_on_device(length, (64, 3, length, width), dtype, kind)
-        # One token without a state has nothing to retain: dg is zero.
+        # Without a state, one token has nothing to retain, so dg is zero.
         assert_exact_on_device(1, (64, 3, 1, width), dtype, state=False)
 
     @pytest.mark.parametrize("width", [48, 64, 80, 128])
     def test_the_last_tokens_of_few_heads(self, width):
-        """Under strong retention dp1 is largest there, through Self, by the gradient of C_T."""
+        """If little is retained, dp1 is largest there, through Self and the gradient of C_T."""
         for seed in range(16):
             assert_exact_on_device(seed, (2, 3, 63, width), torch.bfloat16, -1.875)
 
     @pytest.mark.parametrize("dtype", SLACK)
     @pytest.mark.parametrize(("width", "heads"), [(48, 8), (64, 8), (64, 7), (80, 7)])
     def test_segments_of_chunks(self, dtype, width, heads):
-        """And programs that take several chunks, of heads whose number they need not divide."""
+        """Programs take several chunks, and need not divide the number of heads."""
         for kind in ("model", "scattered", "channels"):
             assert_exact_on_device(1, (33, heads, 1000, width), dtype, kind)
 
     @pytest.mark.parametrize("dtype", SLACK)
     @pytest.mark.parametrize("width", [48, 80, 96])
     def test_chunks_of_weak_and_of_strong_retention(self, dtype, width):
-        for length in (1000, 1024):  # of a whole last chunk, no row is masked
+        for length in (1000, 1024):  # at 1024 the last chunk is full and no row is masked
             assert_exact_on_device(6, (2, 3, length, width), dtype)
             p1, p2, info, g, *others = draw(7, (2, 3, length, width), dtype, "cuda")
             g[:, 0, 200:260] = g[:, 1, 640:] = -30

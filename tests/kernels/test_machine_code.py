@@ -1,6 +1,6 @@
-"""The launches of both operators, compiled without a GPU: what they take of it, and no faults.
+"""The launches of both operators, compiled without a GPU: their resources, and compiler faults.
 
-`machine_code` explains the faults of compilers. Hand-written examples of each come first.
+`machine_code` explains the faults. Hand-written examples of each come first.
 """
 
 from contextlib import suppress
@@ -41,7 +41,7 @@ PRODUCT = "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {%r1}, %rd1, %rd
 FENCE = "fence.proxy.async.shared::cta;"
 WAIT = "cp.async.wait_group 2;"
 STORE = "st.shared.v4.b32 [%r1], {%r2, %r3, %r4, %r5};"
-# As Triton 3.6 compiles a pipelined loop; 3.7.1 begins it with a fence.
+# Triton 3.6 compiles a pipelined loop like this. Triton 3.7.1 begins it with a fence.
 LOOP = ("$L__BB0_1:", PRODUCT, WAIT, "bar.sync 0;", "@%p1 bra $L__BB0_1;", "ret;")
 
 
@@ -81,7 +81,7 @@ KEPT, OTHER = "add.f32 %r3, %r4, %r5;", "FADD R2, R8, R3"
     [
         (KEPT, OTHER, "FADD R2, R9, R3", 0),
         (KEPT, OTHER, "MUFU.EX2 R11, R3", 1),
-        # PTX itself changes the factor, or it is written anew ahead of the product.
+        # PTX itself changes the factor, or the loop writes it again before the product.
         ("cvt.rn.bf16x2.f32 %r2, %r3, %r4;", OTHER, "MUFU.EX2 R11, R3", 0),
         (KEPT, "LDSM.16.M88.4 R8, [R3]", "MUFU.EX2 R11, R3", 0),
         (KEPT, OTHER, "HGMMA.64x16x16.F32.BF16 R4, R56, gdesc[UR8], R4", 1),
@@ -104,14 +104,14 @@ LOW = "UMOV UR4, 0x1"
 @pytest.mark.parametrize(
     ("instructions", "unset"),
     [
-        # A copy behind its use, as ptxas 12.8 leaves a loop: its first step is wrong.
+        # ptxas 12.8 can put the copy after its use, so the loop's first step is wrong.
         (("UMOV UR9, 0x2000", *UNIFORM_LOOP), [[8]]),
         (("ULDC.64 UR8, c[0x0][0x210]", *UNIFORM_LOOP), []),
-        # A product reads its descriptors; a wide result is two registers.
+        # A product reads its descriptors. A 64-bit result takes two registers.
         ((LOW, HGMMA), [[5, 6, 7]]),
         ((LOW, "UMOV UR5, 0x1", "UIADD3.64 UR6, UR4, 0x40, URZ", HGMMA), []),
         ((LOW, LEFT_IN_REGISTERS), [[6, 7]]),
-        # Every way to an instruction counts.
+        # Every path to an instruction counts.
         (("BRA.U UP0, 0x20", LOW, "MOV R2, UR4"), [[4]]),
         (("BRA 0x20", "MOV R2, UR4", "EXIT"), []),
     ],
@@ -142,7 +142,7 @@ def carries_before(out, steps):
 
 @pytest.fixture
 def read_anew(monkeypatch):
-    """Triton reads every kernel, whatever its cache has."""
+    """Make Triton compile every kernel, even if its cache has it."""
     monkeypatch.setattr(triton.knobs.compilation, "always_compile", True)
 
 
@@ -154,7 +154,7 @@ def test_a_loop_that_drops_a_variable_is_found(kernel, names, read_anew):
 
 
 def assert_sound(name: str, kernel, architecture: str, stack: int | None, stores=False) -> None:
-    """It fits the architecture and spills little; on Hopper its products read what they should."""
+    """Check that a kernel fits the architecture, spills little, and on Hopper has no faults."""
     used = resources_of(kernel)
     assert used.shared <= SHARED_MEMORY[architecture], name
     assert stack is None or used.stack <= stack, name
@@ -164,7 +164,7 @@ def assert_sound(name: str, kernel, architecture: str, stack: int | None, stores
 def compile_flash(
     architecture: str, launches: Launches, documents=False, dtype=torch.bfloat16
 ) -> dict[str, list]:
-    """The kernels of a call, forward and backward, at the widest head, as its launchers ask."""
+    """Compile the kernels of a forward and backward call at the entry's widest head."""
     p1, p2, info, dy = torch.zeros(4, 1, 130, 2, launches.widest, dtype=dtype).transpose(2, 3)
     starts = torch.zeros(1, 130, dtype=torch.int32) if documents else None
     given = 2.0, True, starts, starts
@@ -176,10 +176,10 @@ def compile_flash(
 
 
 def test_a_call_that_comes_again_is_launched_as_triton_launched_it(monkeypatch):
-    """`common.start` finds what Triton compiled, and gives it the same arguments in their order."""
+    """`common.start` finds the compiled kernel and passes the same arguments in the same order."""
     launched = []
     monkeypatch.setattr(Utils, "launch", lambda self, *given: launched.append(given))
-    monkeypatch.setattr(torch.Tensor, "data_ptr", lambda self: 4096)  # results lie elsewhere
+    monkeypatch.setattr(torch.Tensor, "data_ptr", lambda self: 4096)  # results have other addresses
     entry = next(entry for entry in LAUNCHES["sm_90", 2] if entry.widest == 64)
     monkeypatch.setattr(flash, "select_launches", lambda *given: entry)
     p1, p2, info, dy = torch.zeros(4, 1, 130, 2, 64, dtype=torch.bfloat16).transpose(2, 3)
@@ -205,18 +205,18 @@ FLASH = [
         {2: torch.bfloat16, 4: torch.float32}[size],
         replace(entry, widest=width),
         id=f"{architecture}-{8 * size}-{width}",
-        # One in the ordinary run.
+        # The ordinary run compiles one.
         marks=() if (architecture, size, width) == ("sm_90", 2, 64) else pytest.mark.slow,
     )
     for (name, size), entries in LAUNCHES.items()
     for entry in entries
     for architecture in ((name,) if name == "sm_90" else ("sm_80", "sm_89", "sm_100", "sm_120"))
-    # Narrower heads of an entry are other code: not scaled beforehand, or one tile of two.
+    # Narrower heads of an entry compile to other code: without scaling ahead, or with one tile.
     for width in {32: (20, 32), 64: (60, 64), 128: (100, 128)}.get(
         entry.widest if (name, size) == ("sm_90", 2) else 0, (entry.widest,)
     )
 ]
-# Launches for many rows, in the place of the ordinary ones; they take no documents.
+# Launches for many rows replace the ordinary launches. They take no documents.
 FLASH += [
     pytest.param(
         "sm_90",
@@ -243,7 +243,7 @@ def test_flash_relations_launches(architecture, dtype, launches):
         for name, kernels in compile_flash(architecture, launches, documents, dtype).items():
             for kernel in kernels:
                 gluon = "hopper" in name
-                # Two groups of p2_info at 128 columns spill around their loops; they are faster.
+                # Two groups of p2_info at 128 columns spill outside of their loops, but are faster.
                 spills = name == "hopper_p2_info_kernel" and launches.gluon["p2_info"].groups > 1
                 little = 160 if spills else 96
                 stack = little if launches.gluon and name != "repair_kernel" else None
@@ -252,7 +252,7 @@ def test_flash_relations_launches(architecture, dtype, launches):
                 if gluon:
                     launch = launches.gluon[name.removeprefix("hopper_").removesuffix("_kernel")]
                     assert not serialises_products(kernel), name
-                    # A KiB a program is CUDA's own; of the producer's warp group three warps idle.
+                    # CUDA takes 1 KiB per program. Three warps of the producer's warp group idle.
                     shared = launch.programs * (resources_of(kernel).shared + 1024)
                     assert shared <= SHARED_MEMORY["sm_90"] + 1024
                     threads = launch.programs * (launch.groups + 1) * 4 * 32
@@ -267,7 +267,7 @@ def test_no_loop_of_a_gluon_kernel_drops_a_variable(launches, read_anew, monkeyp
     class ReadError(Exception):
         pass
 
-    # Machine code has tests of its own, and takes long.
+    # Stop before machine code, which takes long and has other tests.
     read, launched, kernels = GluonASTSource.make_ir, hopper_launch._launch, []
 
     def only_read(source, *given):
@@ -292,7 +292,7 @@ def test_no_loop_of_a_gluon_kernel_drops_a_variable(launches, read_anew, monkeyp
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [48, 64, 80, 96, 128])
 def test_flash_relation_on_hopper_without_gluon(width):
-    """As FP16 and other versions of Triton have it."""
+    """The kernels that FP16 and other versions of Triton use."""
     entry = next(entry for entry in LAUNCHES["sm_90", 2] if entry.widest >= width)
     entry = replace(entry, gluon={}, gluon_large={})
     for name, kernels in compile_flash("sm_90", entry).items():

@@ -1,4 +1,4 @@
-"""Calls of both operators: again, at once, in CUDA graphs, compiled, and of growing length."""
+"""Calls of both operators: repeated, concurrent, in CUDA graphs, compiled, and longer."""
 
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -22,16 +22,16 @@ Tensors = tuple[torch.Tensor, ...]
 
 
 def draw(operator: str, seed: int, shape: tuple[int, ...] = (2, 4, 130, 64)) -> Tensors:
-    """An operator's inputs and the gradients of its results."""
+    """Return an operator's inputs and the gradients of its results."""
     if operator == "linear":
         p1, p2, info, g, *others = linear.draw(seed, shape, torch.bfloat16, "cuda", "channels")
-        g[:, 0] = linear.retention("model", shape)[:, 0]  # of one head chunks of weak retention
+        g[:, 0] = linear.retention("model", shape)[:, 0]  # head 0 has chunks of weak retention
         return p1, p2, info, g, *others
     return exactness.draw(seed, shape, torch.bfloat16, "cuda")
 
 
 def run(operator: str, inputs: Tensors) -> Tensors:
-    """The results and all gradients."""
+    """Return the results and all gradients."""
     if operator == "linear":
         return linear.differentiate(kernels.linear_relation, inputs)
     if operator == "flash":
@@ -39,7 +39,7 @@ def run(operator: str, inputs: Tensors) -> Tensors:
     B, _, T, _ = inputs[0].shape
     first = torch.zeros(B, T, dtype=torch.bool, device="cuda")
     first[:, T // 3] = True
-    # Without a wait for the GPU, so that a CUDA graph can hold it.
+    # `bounded` does not wait for the GPU, so a CUDA graph can capture the call.
     documents = Documents.bounded(first, 2 * B)
     return exactness.differentiate(kernels.flash_relation, inputs, documents=documents)
 
@@ -61,7 +61,7 @@ class TestOnDevice:
 
     @pytest.mark.parametrize("width", [48, 64, 80])
     def test_beside_each_other_on_streams_and_in_graphs(self, operator, width):
-        """Four calls at once, then four graphs: bitwise what each gives alone."""
+        """Four concurrent calls, then four graphs: every bit equals the result of a single call."""
         inputs = [draw(operator, seed, (2, 4, 1000, width)) for seed in range(4)]
         alone = [run(operator, x) for x in inputs]
         streams = [torch.cuda.Stream() for _ in inputs]
@@ -105,7 +105,7 @@ class TestOnDevice:
                 assert_same(captured, expected)
 
     def test_inputs_that_start_one_number_further_on(self, operator):
-        """Unaligned, after a call whose inputs were aligned."""
+        """Unaligned inputs, after a call with aligned inputs."""
         inputs = draw(operator, 5)
         expected = run(operator, inputs)
         moved = [
@@ -133,7 +133,7 @@ def test_torch_compile_sees_no_graph_break(operator):
     compiled = torch.compile(layer, fullgraph=True)
     for length in (1000, 127):  # the second makes T dynamic
         inputs = list(draw(operator, 3, (2, 8, length, 48)))
-        place = {"flash": 3, "linear": 5}[operator]  # of the gradient of Y
+        place = {"flash": 3, "linear": 5}[operator]  # index of the gradient of Y
         inputs[place] = inputs[place].transpose(1, 2).flatten(2)
         eager, fused = (differentiate(each, inputs) for each in (layer, compiled))
         for ours, theirs in zip(fused, eager, strict=True):
@@ -144,7 +144,7 @@ def test_torch_compile_sees_no_graph_break(operator):
 @pytest.mark.gpu
 @pytest.mark.parametrize(("operator", "length"), [("flash", 8192), ("linear", 4096)])
 def test_memory_is_linear_in_length(operator, length):
-    """In the shorter one, too, every chunk of Linear Relation is a segment of its own."""
+    """At both lengths, every chunk of Linear Relation is a separate segment."""
 
     def peak(length: int) -> int:
         inputs = draw(operator, 4, (1, 2, length, 64))

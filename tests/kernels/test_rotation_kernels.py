@@ -12,7 +12,7 @@ SHAPES = [(2, 3, 5, 48), (1, 2, 70, 64), (2, 5, 33, 80), (1, 1, 1, 2)]
 
 
 def tables(B: int, T: int, D: int, by_row: bool, device="cpu") -> tuple[torch.Tensor, torch.Tensor]:
-    """RoPE's tables; by row, every row of the batch has places of its own."""
+    """RoPE's tables. With `by_row`, every row of the batch has different positions."""
     cos, sin = rope_angles(torch.arange(3, 3 + T + B, device=device), D, 1e4)
     if not by_row:
         return cos[:T], sin[:T]
@@ -20,7 +20,7 @@ def tables(B: int, T: int, D: int, by_row: bool, device="cpu") -> tuple[torch.Te
 
 
 def assert_turned(found: torch.Tensor, x: torch.Tensor, cos, sin) -> None:
-    """Within one rounding of the definition in float64 by the same tables."""
+    """Check within one rounding of the float64 definition with the same tables."""
     first, second = x.double().chunk(2, dim=-1)
     cos, sin = (t.double().unsqueeze(-3) for t in (cos, sin))
     truth = x.double() * cos + torch.cat((-second, first), dim=-1) * sin

@@ -1,11 +1,11 @@
-"""Imports run one way."""
+"""Modules import in one direction only."""
 
 import ast
 from pathlib import Path
 
 from conftest import ROOT
 
-# A module imports only what stands in its line or above.
+# A module imports only from its own line or the lines above.
 ORDER = (
     ("errors",),
     ("kernels", "variants"),
@@ -13,7 +13,7 @@ ORDER = (
     ("machine", "nn", "records"),
     ("data", "matrix"),
     ("plan",),
-    ("flow", "train"),  # the trainer probes the flow; a diagnosis loads a checkpoint
+    ("flow", "train"),  # the trainer probes the flow, and diagnosis loads a checkpoint
     ("beyond", "bench", "check", "hf"),
     ("report",),
     ("cli", "__main__"),
@@ -22,13 +22,13 @@ RANK = {room: number for number, rooms in enumerate(ORDER) for room in rooms}
 
 
 def room(name: str) -> str | None:
-    """Where a module belongs: `ops` of relation.ops.full, `report` of all of the report."""
+    """The part that a module belongs to: `ops` for relation.ops.full, `report` for report.*."""
     first, *rest = name.split(".")
     return first if first == "report" else rest[0] if first == "relation" and rest else None
 
 
 def imported(path: Path) -> set[str]:
-    """The rooms that a module imports, within functions too; types may come from anywhere."""
+    """The rooms that a file imports, in functions too. Imports for types do not count."""
     nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
     typed = [n for n in nodes if isinstance(n, ast.If) and "TYPE_CHECKING" in ast.unparse(n.test)]
     nodes = set(nodes) - {inside for block in typed for inside in ast.walk(block)}

@@ -1,4 +1,4 @@
-"""`pip install .`: the wheel alone, without the pipeline's packages."""
+"""`pip install .`: the wheel works without the pipeline's packages."""
 
 import os
 import re
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-# Of the extras, what PyTorch does not need itself.
+# Packages of the extras that PyTorch does not need itself.
 EXTRAS = ("snakemake", "numpy", "pandas", "pyarrow", "datasets", "tokenizers", "safetensors")
 EXTRAS += ("pydantic", "yaml", "tqdm", "pynvml", "matplotlib", "scipy", "transformers")
 
@@ -23,7 +23,7 @@ def test_importing_the_library_or_the_plan_imports_no_pytorch() -> None:
 
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the wheel, unpacked."""
+    """A folder with the unpacked wheel."""
     folder = tmp_path_factory.mktemp("library")
     source = folder / "source"
     source.mkdir()
@@ -45,7 +45,7 @@ def test_the_wheel_holds_every_module_and_table(packages: Path) -> None:
 
 
 def test_the_pages_examples_run_outside_the_clone(packages: Path, tmp_path: Path) -> None:
-    """All but those of transformers, which needs an extra."""
+    """All examples except those for transformers, which needs an extra."""
     pages = ((ROOT / page).read_text(encoding="utf-8") for page in ("README.md", "docs/library.md"))
     blocks = [b for page in pages for b in re.findall(r"^```python\n(.*?)^```$", page, re.S | re.M)]
     examples = "\n".join(b for b in blocks if "relation.hf" not in b and "llama" not in b)

@@ -1,4 +1,4 @@
-"""Decoding from a history: the full forward's rows, however the tokens come in blocks."""
+"""Decoding from a history gives the full forward's rows, for any split into blocks."""
 
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -39,13 +39,13 @@ PAIRS = {
 @pytest.mark.parametrize("operator", PAIRS)
 @pytest.mark.parametrize("n", [1, 2, 63, 130])
 def test_a_step_is_the_last_rows_of_the_whole(operator, n):
-    """Value and gradients."""
+    """The value and all gradients."""
     step, whole = PAIRS[operator]
     for total in (n, n + 1, n + 64):
         leaves = [x.requires_grad_() for x in draw(2, 3, total, 6)]
         expected = whole(*leaves)[:, :, total - n :]
         actual = step(leaves[0][:, :, total - n :], *leaves[1:])
-        # 8 roundings a term, in sums of T and of D terms.
+        # 8 roundings per term, in sums of T and of D terms.
         atol = 8 * (total + 6) * torch.finfo(torch.float64).eps * expected.abs().max().item()
         torch.testing.assert_close(actual, expected, rtol=0, atol=atol)
         gradients = [torch.autograd.grad(y.square().sum(), leaves) for y in (actual, expected)]
@@ -73,7 +73,7 @@ def test_unfit_inputs_are_refused_in_one_line(block, first, second):
 
 
 def decoded(model: Decoder, sizes: Iterable[int]) -> Tensor:
-    """Logits (B, T, V) of TOKENS, read in blocks of the given sizes."""
+    """Logits (B, T, V) of TOKENS, read in blocks of these sizes."""
     state, tokens = model.decode_state(capacity=5), TOKENS.to(model.embedding.weight.device)
     parts = [model.decode(block, state) for block in tokens.split(list(sizes), dim=1)]
     assert state.length == sum(sizes)
@@ -92,7 +92,7 @@ def test_decoding_is_as_accurate_as_the_full_forward(variant, precision, device)
     model.to(device)
     with torch.autocast(device, torch.bfloat16, enabled=precision == "bf16"):
         yardstick, actual = model(TOKENS.to(device)), decoded(model, BLOCKS)
-    # The largest error of a few hundred logits is chance: one score's rounding decides it.
+    # One score's rounding decides the largest error of a few hundred logits, so use the norm.
     error, allowed = ((x.cpu().double() - expected).norm() for x in (actual, yardstick))
     assert error <= 2 * allowed + 1e-5 * expected.norm()
 
@@ -136,7 +136,7 @@ def test_a_state_keeps_the_rows_it_is_given_in_their_order():
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("variant", ["mha", "full", "linear", "hybrid", "mha-self"])
 def test_state_bytes_are_table_1s(variant, precision):
-    """O(T d) a layer with history, O(d^2 / H) a Linear one, nothing before the first token."""
+    """O(T d) per layer with history, O(d^2 / H) per Linear layer, 0 before the first token."""
     model = stirred(variant).float()
     d, width = 24, model.config.head_dim
     size = 2 if precision == "bf16" else 4
@@ -145,7 +145,7 @@ def test_state_bytes_are_table_1s(variant, precision):
     for sizes in (1, 4, 20):
         with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
             model.decode(TOKENS[:, :sizes], state)
-        # C is FP32 whatever the autocast.
+        # C is FP32 under any autocast.
         assert [layer.nbytes for layer in state.layers] == [
             BATCH * d * width * 4 if letter == LINEAR else 2 * BATCH * state.length * d * size
             for letter in model.config.layout
@@ -166,7 +166,7 @@ def test_a_history_that_memory_cannot_hold_is_refused_and_stays(monkeypatch):
 
 
 def test_a_state_that_only_some_layers_read_into_is_refused(monkeypatch):
-    """As where memory runs out in the middle of a block."""
+    """For example, if memory runs out in the middle of a block."""
     model = stirred("hybrid")
     state = model.decode_state()
     with monkeypatch.context() as patch:

@@ -1,7 +1,7 @@
-"""Generation: the distribution drawn from, greedy equality, and streamed text.
+"""Generation: the sampling distribution, greedy equality, and streamed text.
 
-Without a GPU the kernels of one token run in Triton's interpreter, in a process of their own, and
-nothing is captured; tests marked gpu run CUDA graphs.
+Without a GPU the kernels for one token run in Triton's interpreter, in a separate process, without
+CUDA graphs. Tests marked gpu run CUDA graphs.
 """
 
 import math
@@ -44,10 +44,10 @@ LOGITS = [math.log(p) for p in (0.1, 0.4, 0.05, 0.3, 0.15)]
         ({"top_k": 99}, [0.1, 0.4, 0.05, 0.3, 0.15]),
         ({"top_p": 1e-9}, [0, 1, 0, 0, 0]),
         ({"top_p": 0.41}, [0, 4 / 7, 0, 3 / 7, 0]),
-        # After top_k two tokens hold 4/7 and 3/7: the first alone reaches one half.
+        # After top_k two tokens have 4/7 and 3/7. The first alone reaches one half.
         ({"top_k": 2, "top_p": 0.5}, [0, 1, 0, 0, 0]),
         ({"temperature": 0.5}, [p / 0.285 for p in (0.01, 0.16, 0.0025, 0.09, 0.0225)]),
-        # Temperature comes before top_p: squared, the first token holds 0.16 / 0.285 = 0.56.
+        # Temperature comes before top_p: squared, the first token has 0.16 / 0.285 = 0.56.
         ({"temperature": 0.5, "top_p": 0.5}, [0, 1, 0, 0, 0]),
         ({"temperature": 1e300}, [0.2] * 5),
         ({"temperature": 5e-324}, [0, 1, 0, 0, 0]),
@@ -55,7 +55,7 @@ LOGITS = [math.log(p) for p in (0.1, 0.4, 0.05, 0.3, 0.15)]
 )
 def test_the_distribution_is_what_the_options_say(sampling, expected):
     actual = next_token_probabilities(torch.tensor(LOGITS), Sampling(**sampling))
-    # The logits are FP32: a probability carries their rounding, twice at temperature 1/2.
+    # The logits are FP32. A probability has their rounding error, doubled at temperature 1/2.
     assert actual.tolist() == pytest.approx(expected, rel=1e-6)
     equal = next_token_probabilities(torch.zeros(4), Sampling(top_k=2))
     assert equal.tolist() == [0.5, 0.5, 0, 0], "equal ones keep the lower ids"
@@ -90,7 +90,7 @@ def test_a_drawn_text_depends_on_its_seed_and_row_alone():
 
 
 def test_generation_goes_on_from_a_state_and_takes_memory_as_tokens_come():
-    """With one token, and with a text longer than the blocks that it is read in."""
+    """Continue with one token, and with a text longer than a block."""
     model = stirred("hybrid")
     whole = greedy(model, [5, 2], 20)
     state = model.decode_state()
@@ -130,7 +130,7 @@ TEXT = "Naïve — 😀 café, “quoted”\n  日本語 \x00 end…"
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    """Bytes and a few merges, so that most characters beyond ASCII span tokens."""
+    """Bytes and a few merges, so most characters beyond ASCII take several tokens."""
     tokenizers = pytest.importorskip("tokenizers")
     made = tokenizers.ByteLevelBPETokenizer()
     made.train_from_iterator(["the cat sat on the mat"] * 3, vocab_size=262)
@@ -143,7 +143,7 @@ def test_streamed_text_comes_in_whole_characters_as_soon_as_they_are_complete(to
 
     def tokens() -> Iterator[int]:
         for token in tokenizer.encode(TEXT).ids:
-            # Before the next token is asked for, all whole characters so far are out.
+            # All complete characters must be out before the next token is requested.
             assert "".join(pieces) == tokenizer.decode(seen).rstrip("�")
             seen.append(token)
             yield token
@@ -175,10 +175,10 @@ MODELS = [
 
 
 def prepared_model(variant: str, device: str = "cpu", **changes) -> Decoder:
-    """An FP32 model whose every parameter has left its initial value."""
+    """An FP32 model in which every parameter differs from its initial value."""
     sizes = {"d_model": 32, "heads": 2, "d_ff": 20, "vocab_size": 53, "init_std": 0.4}
     config = ModelConfig.for_variant(variant, 4, **{**sizes, **changes})
-    # Two layers: the interpreter takes a tenth of a second for a token of each.
+    # Only two layers, because the interpreter takes 0.1 s per token and layer.
     config = replace(config, layout=config.layout[-2:])
     model = Decoder(config, Execution("reference", "tiled", "chunked"), seed=42)
     generator = torch.Generator().manual_seed(3)
@@ -190,15 +190,15 @@ def prepared_model(variant: str, device: str = "cpu", **changes) -> Decoder:
 
 @torch.no_grad()
 def check_logits(variant: str, device: str, dtype=torch.float32, **changes) -> None:
-    """Logits of tokens after prompts are the forward's, within twice the model's error.
+    """Check logits of tokens after prompts: at most twice the error of the model's own decoding.
 
-    Each row's by itself; in 16 bits, where the errors of two roundings of one row may lie apart,
-    all rows of a step together.
+    FP32 is checked row by row. In 16 bits two roundings of one row can differ much, so all rows of
+    a step are checked together.
     """
     model, lengths = prepared_model(variant, device, **changes), [len(p) for p in PROMPTS]
     rows = [torch.tensor(prompt, device=device) for prompt in PROMPTS]
     padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
-    # None of these makes a softmax that one rounding tips over.
+    # Tokens for which no softmax depends on a single rounding.
     news = torch.tensor([[3, 51], [35, 0], [5, 46]], device=device)
     truth = Decoder(model.config).double().to(device)
     truth.load_state_dict(model.state_dict())
@@ -225,19 +225,19 @@ def check_logits(variant: str, device: str, dtype=torch.float32, **changes) -> N
 
 
 def check_texts(variant: str, device: str, count: int, **changes) -> None:
-    """Greedy texts of a batch, a stop token among them, are the full forward's."""
+    """Check that greedy texts of a batch, also with a stop token, equal the full forward's."""
     model = prepared_model(variant, device, **changes)
     assert why_plain(model, torch.device(device), torch.float32) is None
     texts = [greedy(model, prompt, count) for prompt in PROMPTS]
     assert generate_batch(model, PROMPTS, count, GREEDY) == texts
     stop = texts[1][count // 2]
     cut = [text[: text.index(stop)] if stop in text else text for text in texts]
-    # Capacity for four tokens: the state grows several times.
+    # With capacity for four tokens, the state grows several times.
     state = model.decode_state(capacity=4)
     steps = list(continuations(model, PROMPTS, count, GREEDY, stop, state))
     actual = [[step[b] for step in steps if step[b] is not None] for b in range(3)]
     assert actual == cut
-    # A row that has ended has not read its stop token.
+    # A row that has ended did not read its stop token.
     whole = [len(prompt) + len(text) for prompt, text in zip(PROMPTS, cut, strict=True)]
     read = [n - (len(text) == count) for n, text in zip(whole, cut, strict=True)]
     expected = state.lengths.tolist() if state.lengths is not None else [state.length] * 3

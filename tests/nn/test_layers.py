@@ -1,4 +1,4 @@
-"""Relation as a layer of other models: its equations, and that its projections are modules."""
+"""Relation as a layer of other models: its equations; its projections are modules."""
 
 from functools import partial
 
@@ -19,7 +19,7 @@ each_sharing = pytest.mark.parametrize("kv_heads", [None, 2])
 
 
 def build(kind: str, kv_heads: int | None = None, **options) -> nn.Module:
-    """A float64 layer with its own angles and vectors."""
+    """A float64 layer whose angles and lambda differ from their initial values."""
     torch.manual_seed(5)
     layer = LAYERS[kind](D, HEADS, kv_heads, **options).double()
     with torch.no_grad():
@@ -32,7 +32,7 @@ def build(kind: str, kv_heads: int | None = None, **options) -> nn.Module:
 @each_layer
 @each_sharing
 def test_a_layer_is_its_equation(kind, kv_heads):
-    """Sections 3.2 and 5.2: output, and the gradients of x and of every parameter."""
+    """Sections 3.2 and 5.2: the output, and the gradients of x and of every parameter."""
     layer, dy = build(kind, kv_heads), normal(2, T, D, seed=2)
     sizes = {"vocab_size": 1, "d_ff": 1, "d_model": D, "heads": HEADS, "kv_heads": kv_heads}
     config = ModelConfig(**sizes, layout="F" if kind == "full" else "L")
@@ -105,7 +105,7 @@ def test_a_layer_of_the_meta_device_is_drawn_as_a_new_one(make):
 
 @each_layer
 def test_a_layer_compiles_whole(kind):
-    """Traced without a break; Inductor takes a minute for the loops that a CPU runs."""
+    """Only traced, without a graph break: Inductor takes a minute for loops on a CPU."""
     layer, dy = build(kind), normal(2, T, D, seed=2)
     compiled = torch.compile(layer, fullgraph=True, backend="eager")
     inputs = (normal(2, T, D),)
@@ -120,7 +120,7 @@ def test_a_layer_compiles_whole(kind):
 @each_sharing
 @pytest.mark.parametrize("compiled", [False, True])
 def test_the_kernels_of_a_gpu_are_as_exact_as_the_definitions(kind, kv_heads, compiled):
-    """Output and every gradient in BF16, beside the definition of the operator in BF16."""
+    """Output and every gradient in BF16, compared with the operator's definition in BF16."""
     definition = "reference" if kind == "full" else "recurrent"
     truth = LAYERS[kind](64, HEADS, kv_heads, backend=definition).double()
     x, dy = normal(2, 65, 64).bfloat16(), normal(2, 65, 64, seed=2).bfloat16()
@@ -140,7 +140,7 @@ def test_the_kernels_of_a_gpu_are_as_exact_as_the_definitions(kind, kv_heads, co
     yardstick = results(definition, torch.bfloat16, "cuda")
     exact = results(definition, torch.float64, "cpu")
     for ours, theirs, expected in zip(found, yardstick, exact, strict=True):
-        # One number or two, lambda's gradient or two angles', may be exact there by chance.
+        # A gradient of one or two numbers, of lambda or angles, can be exact by chance.
         slack = 1e-3 if expected.numel() > 2 else 5e-2
         error, allowed = (ours - expected).norm(), (theirs - expected).norm()
         assert error <= 2 * allowed + slack * expected.norm()
@@ -151,7 +151,7 @@ NEW = partial(FullRelation, D, HEADS)
 
 
 def begun(lengths: list) -> torch.Tensor:
-    """X read by a cache that expects so many tokens of each row."""
+    """The output for X with a new cache that expects these lengths of the rows."""
     cache = NEW().new_cache()
     cache.begin(torch.tensor(lengths))
     return NEW()(X, cache=cache)

@@ -15,9 +15,9 @@ from relation.nn import Decoder, Execution, ModelConfig
 from relation.variants import VARIANTS, parameter_count
 
 REFERENCE = Execution("reference", "reference", "recurrent", "reference")
-# SHA-256 of the initial state of tiny models, seed 42: as drawn, keyed with GPT-2's residual scale,
-# and keyed as nn.Linear does. Every trained run of the records started from weights of these rules;
-# in Linear Relation the last bit of A_log and dt_bias was then the processor's.
+# SHA-256 of the initial state of tiny models, seed 42: plain, keyed with GPT-2's residual scale,
+# and keyed with nn.Linear's rule. All runs in the records started from such weights, but in Linear
+# Relation the last bit of A_log and dt_bias then depended on the processor.
 PINNED = {
     "mha": ("0e8df729488dae2b", "c75c4d1808df987d", "82462bb92a8653f7"),
     "full": ("6b53c818fd565476", "1e670f2077e63063", "544b947b9219463b"),
@@ -55,7 +55,7 @@ def test_initial_weights_are_pinned_to_the_bit(variant):
 
 
 def test_a_new_model_has_the_weights_of_its_seed():
-    """Of seed 0 where none is given, never none at all."""
+    """Without a seed, the model uses seed 0. It is never left without initial weights."""
     config = ModelConfig.for_variant("full", **TINY)
     logits, again, other = (Decoder(config, **s)(TOKENS) for s in ({}, {"seed": 0}, {"seed": 1}))
     assert torch.equal(logits, again) and logits.std() > 0 and not torch.equal(logits, other)
@@ -71,7 +71,7 @@ def test_a_new_model_has_the_weights_of_its_seed():
         ("100M", "mha", 102_917_760),
         ("100M", "full", 102_917_860),
         ("30M", "hybrid", 31_967_571),
-        # What each ablation of the 10M model lacks: W_I, the lambdas, the angles.
+        # The ablations of the 10M model lack W_I, the lambdas, or the angles.
         ("10M", "raw-x", 10_425_246 - 6 * 384**2),
         ("10M", "no-count", 10_425_246 - 6),
         ("10M", "no-givens", 10_425_246 - 6 * 4),
@@ -92,7 +92,7 @@ def test_a_count_without_a_model_is_the_models(variant, changes):
 
 
 def transcription(model: Decoder, tokens: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """Logits and flows of a model's equations (Section 6, Appendix B.1), from its weights."""
+    """Logits and flows by the equations (Section 6, Appendix B.1), from a model's weights."""
     c, E, flows = model.config, model.embedding.weight, []
     x = E[tokens]
     for index, (block, letter) in enumerate(zip(model.blocks, c.layout, strict=True)):
@@ -107,7 +107,7 @@ def transcription(model: Decoder, tokens: Tensor) -> tuple[Tensor, list[Tensor]]
 
 
 def assert_same(actual: Tensor, expected: Tensor, steps: float = 8) -> None:
-    # RoPE's angles are FP32: eight roundings a position, for eleven positions.
+    # RoPE's angles are FP32: eight roundings per position, eleven positions.
     atol = steps * 11 * 2**-23 * max(expected.abs().max().item(), 1)
     torch.testing.assert_close(actual, expected, rtol=0, atol=atol)
 
@@ -123,7 +123,7 @@ def assert_same(actual: Tensor, expected: Tensor, steps: float = 8) -> None:
     ],
 )
 def test_a_model_is_the_equations(variant, changes, execution):
-    """Logits, the gradient of every parameter, and flows."""
+    """The logits, the gradient of every parameter, and the flows."""
     weights = stirred(variant, **changes)
     model = Decoder(weights.config, execution).double()
     model.load_state_dict(weights.state_dict())

@@ -1,4 +1,4 @@
-"""What every backend of an operator must keep: causality, its dtype's error, any strides."""
+"""Properties of every backend of an operator: causality, its dtype's error, any strides."""
 
 import importlib.util
 from collections.abc import Callable
@@ -18,18 +18,18 @@ FAST = {"mha": "flash", "full": "tiled", "linear": "chunked", "calibrated": "til
 PLAIN = [*DEFINITION.items(), *FAST.items()]
 LAM = torch.tensor(0.5)
 
-# These round scores and flow to their inputs' dtype; the others round their results alone.
+# These round scores and flow to the inputs' dtype; the others round only their results.
 ROUND_INSIDE = ("reference", "flash")
 
 
 def operator_of(kind: str, name: str, **options) -> Callable[..., Tensor]:
-    """A backend's Y of p1, p2, info and what else its operator takes."""
+    """A function that returns Y of a backend, from p1, p2, info and the operator's other inputs."""
     call = partial(ops.BACKENDS[kind][name].call, **options)
     return (lambda *inputs: call(*inputs)[0]) if kind == "linear" else call
 
 
 def inputs_of(kind: str, p1: Tensor, p2: Tensor, info: Tensor, g: Tensor) -> tuple[Tensor, ...]:
-    """The states, with lambda for Full Relation and g for Linear Relation."""
+    """The states, plus lambda for Full Relation or g for Linear Relation."""
     lam = (LAM.to(p1.device),)
     extra = {"mha": (), "full": lam, "calibrated": lam, "linear": (g,)}[kind]
     return (p1, p2, info, *extra)
@@ -59,17 +59,17 @@ def test_errors_of_y_and_every_gradient_are_those_of_the_dtype(kind, name, shape
     largest = info.abs().max().item()
     bound = roundoff * true_y.abs() + sums * largest
     if name in ROUND_INSIDE:
-        # Scores and flow are rounded too: U enters the exponent, and a row of flow sums to 1.
+        # Scores and flow are rounded too. U is in the exponent, and a row of flow sums to 1.
         U = (p1.double() @ p2.double().mT).abs().max().item() / shape[3] ** 0.5
         bound += roundoff * (4 * U + 2) * largest
     assert ((y.double() - true_y).abs() <= bound).all()
     for x, gradient, truth in zip(inputs, gradients, truths, strict=True):
         assert gradient.dtype == x.dtype
         error = (gradient.double() - truth).abs()
-        # Where a first token's gradients cancel to 0, the terms are still as large as the inputs.
+        # A first token's gradients cancel to 0, but their terms are as large as the inputs.
         own_sums = sums * max(truth.abs().max().item(), 1)
         if name in ROUND_INSIDE:
-            # U, flow, dL/dF, dL/dU and the gradient are rounded, each by itself; U is near 1.
+            # U, flow, dL/dF, dL/dU and the gradient are rounded separately. U is near 1.
             assert error.norm() <= 5 * roundoff * truth.norm() + own_sums
         else:
             assert (error <= torch.finfo(x.dtype).eps / 2 * truth.abs() + own_sums).all()
@@ -84,7 +84,7 @@ ROWS = {
 @pytest.mark.parametrize(("kind", "operator"), [(k, op) for k, ops_ in ROWS.items() for op in ops_])
 @pytest.mark.parametrize("autocast", [False, True])
 def test_scores_past_the_range_of_fp16_are_right(kind, operator, autocast):
-    """Scores are multiples of 2e4, exact in FP32: a row attends to its highest and to ties."""
+    """Scores are multiples of 2e4, exact in FP32. A row attends to its highest score and ties."""
     *states, dy = draw(1, 2, 20, 64, count=4)
     p1, p2 = (400 * x.sign() for x in states[:2])
     inputs = inputs_of(kind, *(x.half() for x in (p1, p2, states[2])), None)
@@ -94,7 +94,7 @@ def test_scores_past_the_range_of_fp16_are_right(kind, operator, autocast):
     results = differentiate(forward, inputs, dy.half())
     truths = differentiate(operator, (x.double() for x in inputs), dy.half().double())
     for result, truth in zip(results, truths, strict=True):
-        # Flow, dL/dF, dL/dU and the result are rounded, and tiles keep L, as large as a score.
+        # Flow, dL/dF, dL/dU and the result are rounded. Tiles keep L, as large as a score.
         bound = 4 * 2**-11 + largest * 2**-24
         assert (result.double() - truth).norm() <= bound * truth.norm()
 
@@ -106,7 +106,7 @@ CAPABILITIES = {"cuda": (9, 0), "bare": (9, 0), "turing": (7, 5), "pascal": (6, 
 
 
 @pytest.mark.parametrize(
-    ("device", "dtype", "width", "expected"),  # of mha, full, calibrated, linear
+    ("device", "dtype", "width", "expected"),  # backends of mha, full, calibrated, linear
     [
         ("cuda", BF16, 48, "flash flash flex flash"),
         ("cuda", FP32, 64, "efficient flash flex flash"),
@@ -128,7 +128,7 @@ def test_the_default_is_the_fastest_backend_that_runs(
 ):
     is_gpu, find = device in CAPABILITIES, importlib.util.find_spec
     there = torch.device("cuda" if is_gpu else device)
-    # What the choice reads of a state on a device that is not there.
+    # The attributes that the choice reads, for a device that this machine may lack.
     x = SimpleNamespace(device=there, is_cuda=is_gpu, dtype=dtype, shape=(1, 2, 20, width))
     if device == "bare":
         lacks = lambda name: None if name == "triton" else find(name)  # noqa: E731
@@ -142,7 +142,7 @@ def test_the_default_is_the_fastest_backend_that_runs(
     for kind, name in zip(("mha", "full", "calibrated", "linear"), expected.split(), strict=True):
         assert backends.default_backend(kind, x) == name
         assert ops.BACKENDS[kind][name].why_unavailable(x.device) is None
-        # On a GPU one line says, once, why it is not the fastest of all.
+        # On a GPU, one line says once why the choice is not the fastest backend of all.
         monkeypatch.setitem(ops.BACKENDS[kind], name, backends.Backend(lambda *_, **__: None))
         backends._warn.cache_clear()
         recwarn.clear()

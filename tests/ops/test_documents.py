@@ -1,4 +1,4 @@
-"""Packed documents, padding and shared heads: each equals what it stands for."""
+"""Packed documents, padding and shared heads equal separate documents and repeated heads."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from relation.kernels.documents import Documents
 
-# Rows of 41 tokens with documents of every kind: of one token, across tiles, a whole row.
+# Rows of 41 tokens. Documents have one token, span tiles, or fill a whole row.
 SIZES = ([1, 1, 17, 3, 19], [41], [20, 21])
 
 each_backend = pytest.mark.parametrize(("kind", "name"), PLAIN)
@@ -32,7 +32,7 @@ def drawn(kind: str, *shape: int, heads: int | None = None) -> list[Tensor]:
 
 
 def pieces(x: Tensor) -> list[Tensor]:
-    """What every document has of a tensor (B, H, T, D), in the order of the batch."""
+    """Split a tensor (B, H, T, D) into its documents, in the order of the batch."""
     parts = [row.split(sizes, dim=1) for row, sizes in zip(x, SIZES, strict=True)]
     return [piece[None] for row in parts for piece in row]
 
@@ -40,7 +40,7 @@ def pieces(x: Tensor) -> list[Tensor]:
 @each_backend
 @pytest.mark.parametrize("transport_self", [True, False])
 def test_packed_is_document_by_document(kind, name, transport_self):
-    """Output and the gradient of every input; lambda's is the sum over the documents."""
+    """The output and all gradients. Lambda's gradient is the sum over the documents."""
     options = {} if kind in ("mha", "linear") else {"transport_self": transport_self}
     inputs = drawn(kind, 3, 2, 41, 6)
     (dy,) = draw_linear(3, 2, 41, 6)[:1]
@@ -62,7 +62,7 @@ def test_packed_is_document_by_document(kind, name, transport_self):
 @pytest.mark.parametrize("documents", [False, True])
 @pytest.mark.parametrize("heads", [1, 2])
 def test_shared_heads_are_repeated_ones(kind, name, heads, documents):
-    """Output, and gradients that are sums over the heads that share."""
+    """The output and gradients. Those of shared heads are sums over the heads that share."""
     options = {"documents": packed()} if documents else {}
     inputs = drawn(kind, 3, 4, 41, 6, heads=heads)
     (dy,) = draw_linear(3, 4, 41, 6)[:1]
@@ -116,7 +116,7 @@ def test_wrong_documents_are_refused(make, given, message):
 @pytest.mark.parametrize("transport_self", [True, False])
 @pytest.mark.parametrize("documents", [None, packed()])
 def test_flex_attention_spells_full_relation(kind, heads, transport_self, documents):
-    """Its value; on a CPU PyTorch has no gradient of it."""
+    """Only the value, because PyTorch has no gradient of FlexAttention on a CPU."""
     inputs = drawn(kind, 3, 4, 41, 6, heads=heads)
     options = {"transport_self": transport_self, "documents": documents}
     actual = operator_of(kind, "flex", **options)(*inputs)
@@ -140,7 +140,7 @@ def test_flex_attention_spells_full_relation(kind, heads, transport_self, docume
     ],
 )
 def test_fused_backends_err_as_the_definition_does(kind, name, width, dtype, options, documents):
-    """Output and every gradient against FP64, with the definition in `dtype` as the yardstick."""
+    """The output and all gradients against FP64. The definition in `dtype` is the yardstick."""
     if documents and (options or name == "efficient"):
         pytest.skip("takes no documents")
     ids = (torch.rand(2, 515, generator=torch.Generator().manual_seed(5)) < 0.02).cumsum(1)

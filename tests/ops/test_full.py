@@ -53,7 +53,7 @@ def test_gradients_of_full_relation_are_derivatives(monkeypatch, operator, T, tr
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("largest", [1e-3, 1, 1e3])
 def test_scores_of_any_size_cost_no_accuracy(monkeypatch, operator, dtype, largest):
-    """Value and every gradient; 16 bits stay finite."""
+    """The value and every gradient. Results in 16 bits stay finite."""
     monkeypatch.setattr("relation.ops.tiled.TILE", 32)
     p1, p2, info, dy = draw(1, 2, 70, 6, count=4)
     factor = (largest / (p1 @ p2.mT / 6**0.5).abs().max()).sqrt()
@@ -61,7 +61,7 @@ def test_scores_of_any_size_cost_no_accuracy(monkeypatch, operator, dtype, large
     results = differentiate(operator, (*inputs, LAM.float()), dy)
     assert all(x.isfinite().all() for x in results)
     assert [x.dtype for x in results] == [dtype] * 4 + [torch.float32]
-    # Rounding U = 1e3 to 16 bits moves it by more than a flow can bear.
+    # Rounding U = 1e3 to 16 bits changes it too much to compare flows.
     if dtype.itemsize >= 4:
         p1, p2, info, dy = (x.double() for x in (*inputs, dy))
         _, *gradients = differentiate(ops.full_relation, (p1, p2, info, LAM), dy)

@@ -1,4 +1,4 @@
-"""Bad input of every public operator and kernel: one clear line, which names what is wrong."""
+"""Bad input of every public operator and kernel raises one clear line that names it."""
 
 import math
 
@@ -34,7 +34,7 @@ CALLS = {
 KERNELS = (kernels.flash_relation, kernels.linear_relation)
 FULL = (ops.full_flow, ops.full_relation, ops.tiled_relation, kernels.flash_relation)
 FORMS = (ops.linear_relation, ops.chunked_linear_relation, kernels.linear_relation)
-# The states (B, H, T, D), which must be alike, and the operators that take no documents here.
+# The states (B, H, T, D), which must agree, and operators that take no documents here.
 STATES = ("p1", "p2", "info", "q", "k", "v", "x")
 WITHOUT = (ops.givens_mix, ops.rope)
 

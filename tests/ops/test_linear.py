@@ -1,4 +1,4 @@
-"""The two forms of Linear Relation against the paper's sums, and against one another."""
+"""The two forms of Linear Relation against the paper's sums and against each other."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ def test_recurrent_chunked_and_expanded_sum_agree(T, H, D):
 
 
 def with_state(operator):
-    """The operator of (p1, p2, info, g, C_0)."""
+    """The operator as a function of (p1, p2, info, g, C_0)."""
     return lambda *x: operator(*x[:4], TAU, x[4])
 
 
@@ -44,7 +44,7 @@ def test_gradients_of_the_recurrence_are_derivatives(T):
 )  # fmt: skip
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_extreme_retention_costs_no_accuracy(operator, g, weak, dtype):
-    """Y, C_T and every gradient. In turn a channel retains e^g once and e^weak twice."""
+    """Y, C_T and every gradient. A channel in turn retains e^g for one token, e^weak for two."""
     T, D = 3 * CHUNK + 1, 6
     often = (torch.arange(T)[:, None] + torch.arange(D)) % 3 > 0
     retention = torch.where(often, weak, g).expand(1, 2, T, D)
@@ -69,5 +69,5 @@ def test_a_zero_coordinate_neither_reads_nor_writes(operator):
     results = differentiate(lambda *x: operator(*x)[0], (p1, p2, info, g), dy)
     assert torch.equal(results[0][:, :, 2], info[:, :, 2])
     assert all(x.isfinite().all() for x in results)
-    # Token 3 writes nothing, so that only its own output carries its information.
+    # Token 3 writes nothing, so only its own output has its information.
     assert torch.equal(results[3][:, :, 3], dy[:, :, 3])

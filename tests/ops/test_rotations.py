@@ -54,7 +54,7 @@ def test_rope_rotates_channel_c_with_channel_c_plus_half():
     frequency = 1e4 ** (-torch.arange(30, dtype=torch.float64) / 30)
     angle = torch.arange(7, 57, dtype=torch.float64)[:, None] * frequency
     expected = torch.view_as_real(pairs * torch.polar(torch.ones_like(angle), angle)).unbind(-1)
-    # The angles are FP32: positions below 64 times a frequency with two roundings.
+    # The angles are FP32: a position below 64 times a frequency with two roundings.
     tolerance = {"rtol": 0, "atol": 64 * 2**-22 * x.abs().max().item()}
     turned = ops.rope(x, offset=7)
     torch.testing.assert_close(turned, torch.cat(expected, -1), **tolerance)

@@ -1,4 +1,4 @@
-"""Records: what is written is read, faults are one clear line, and nothing is lost."""
+"""Records: rows are read as written, faults give one clear line, and nothing is lost."""
 
 import json
 import math
@@ -32,7 +32,7 @@ ORIGIN = {
 
 
 def example(of: pa.DataType, draw: np.random.Generator) -> object:
-    """A value of a type, now and then none or not finite."""
+    """A random value of a type; sometimes None or not finite."""
     if draw.random() < 0.1:
         return None
     if pa.types.is_list(of):
@@ -49,7 +49,7 @@ def example(of: pa.DataType, draw: np.random.Generator) -> object:
 
 
 def rows_of(kind: str, count: int = 2, **values: object) -> list[dict]:
-    """Rows of a kind with a whole key and origin; other values drawn, or those given."""
+    """Rows of a kind with a full key and origin. Values that are not given are random."""
     draw = np.random.default_rng(7)
     given = KEY | ORIGIN | values
     return [
@@ -97,7 +97,7 @@ def test_a_damaged_file_is_named_in_one_line(tmp_path: Path) -> None:
             actual = records.read(path, "losses")
         except InputError as error:
             assert str(path) in str(error) and "\n" not in str(error)
-        else:  # in the footer, which has no checksum; the values are right or the test fails
+        else:  # the footer has no checksum, but the values must be right
             silent += 1
             pd.testing.assert_frame_equal(actual, good)
     assert silent < 60
@@ -106,12 +106,12 @@ def test_a_damaged_file_is_named_in_one_line(tmp_path: Path) -> None:
         assert str(path) in refusal(lambda: records.load(tmp_path))
     path.unlink()
     assert "missing" in refusal(lambda: records.read(path, "losses"))
-    write(path, "lengths")  # as of another version
+    write(path, "lengths")  # as if another version wrote it
     assert "gradient_norm" in refusal(lambda: records.read(path, "losses"))
 
 
 def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
-    """Here a limit of a file's size, of which the system says the same."""
+    """A limit on file size stands in for a full disk; the system reports a similar error."""
     path = write(tmp_path / "losses.parquet", "losses", 3)
     limits, before = resource.getrlimit(resource.RLIMIT_FSIZE), signal.getsignal(signal.SIGXFSZ)
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -129,7 +129,7 @@ FORK = multiprocessing.get_context("fork")
 
 
 def _killed_while_writing(path: Path) -> None:
-    os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # at the worst moment
+    os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # the worst moment
     write(path, "losses", 9)
 
 
@@ -216,7 +216,7 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def make_runs(folder: Path, seeds: tuple[int, ...], **values: object) -> dict[str, str]:
-    """Small files of Full's runs, and what is planned of them."""
+    """Write small files of Full's runs; return the planned hash of each file."""
     planned = {}
     for seed in seeds:
         own = {"seed": seed, "hash": f"hash{seed}", "variant": "full"} | values
@@ -241,7 +241,7 @@ def test_collect_joins_what_is_planned(results: Path) -> None:
     assert "43/losses.parquet was made as hash43, now planned is another" in refusal(
         lambda: records.collect(folder, planned)
     )
-    records.collect(folder, {})  # nothing of an older plan is left
+    records.collect(folder, {})  # no rows of an older plan remain
     assert records.load(folder)["runs"].empty
 
 
@@ -268,7 +268,7 @@ def test_publish_merges_by_job(results: Path) -> None:
     for kind, rows in records.load(shipped).items():
         pd.testing.assert_frame_equal(rows, before[kind])
 
-    # Of one job made again, one new, one of another specification; the fourth is not here now.
+    # Seed 42 is made again, 44 is new, and 43 has another specification.
     records.collect(folder, make_runs(folder, (42,), created="2027-01-01T00:00:00+00:00"))
     records.publish("books")
     records.collect(folder, make_runs(folder, (44,)) | make_runs(folder, (43,), hash="other"))

@@ -1,4 +1,4 @@
-"""The claims: on the paper's own values, and where one fails, has another size, or lacks a part."""
+"""The claims on the paper's own values, and on failing, larger, smaller and missing values."""
 
 import math
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ EMPTY = {"text": None, "low": math.nan, "high": math.nan, "n": 1, "status": "ok"
 
 
 def paper_cells() -> pd.DataFrame:
-    """The cells of a setting that measured exactly what the paper prints, on its GPU."""
+    """The cells of a setting that measured exactly the paper's values, on the paper's GPU."""
     rows = []
     for path in sorted(paper.FOLDER.glob("*.csv")):
         for row in paper.load(path.stem).to_dict("records"):
@@ -75,7 +75,7 @@ def judged(cells: pd.DataFrame = PAPER, of=None) -> dict[int, claims.Judged]:
 
 
 def changed(table: str, row: str, column: str, value=None, statistic=None, **new) -> pd.DataFrame:
-    """The paper's cells with some changed: `value` may be a function of the old one."""
+    """The paper's cells with some changed. `value` can be a function of the old value."""
     cells = PAPER.copy()
     at = cells["table"].str.fullmatch(table) & cells["row"].str.fullmatch(row)
     at &= cells["column"].str.fullmatch(column)
@@ -152,7 +152,7 @@ def test_an_error_beyond_its_bound_fails(number: int, name: str, error: float) -
 
 def test_another_number_of_parameters_fails() -> None:
     assert judged(of=records(hybrid=31_967_570))[17].verdict == "not reproduced"
-    assert judged()[17].evidence[0].note == ""  # a count that is there is not called missing
+    assert judged()[17].evidence[0].note == ""  # an existing count is not called missing
     mini = records(hybrid=1234)
     mini.models["d_model"] = 32
     claim = judged(of=mini)[17]

@@ -1,4 +1,4 @@
-"""Every figure draws from the shipped records, alike each time, and leaves out what did not run."""
+"""Every figure draws from the shipped records, each time the same, without missing runs."""
 
 import dataclasses
 

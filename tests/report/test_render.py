@@ -1,4 +1,4 @@
-"""What a reader sees of a table: HTML, LaTeX and CSV."""
+"""Tables as a reader sees them: HTML, LaTeX and CSV."""
 
 import re
 import shutil
@@ -22,7 +22,7 @@ def html(of: table.Table, cells: pd.DataFrame, settings: list[Setting]) -> str:
 
 @pytest.fixture(scope="module")
 def cells() -> pd.DataFrame:
-    """Two settings: one with the pairs of 10M, one with nothing."""
+    """Cells of two settings: one has the pairs of 10M, the other has none."""
     ours = records(PLAN, runs=pairs_of([-0.045, -0.040, -0.039]) + paper_runs()[-3:])
     return table.cells([ours, replace(records(PLAN), setting=B)], tables.EVERY)
 

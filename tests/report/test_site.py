@@ -85,7 +85,7 @@ def test_every_link_leads_somewhere_and_nothing_comes_from_outside(built: Path) 
 
 
 def choice_of(command: str) -> tuple[list[str], dict[str, str]]:
-    """The words of a command before --config, and what --config chooses."""
+    """The words of a command before --config, and the choices after it."""
     words = shlex.split(command)
     at = words.index("--config")
     return words[:at], dict(word.split("=", 1) for word in words[at + 1 :])
@@ -96,11 +96,11 @@ def test_a_command_makes_again_exactly_the_run_beside_it() -> None:
     groups = {group["name"]: group["rows"] for group in site.run_groups(books, published=True)}
     last = {name: rows[-1] for name, rows in groups.items() if rows[-1]["again"]}
     assert last.keys() >= {CAMPAIGN, "books"}
-    assert not any(row["again"] for row in groups["conversion"])  # of no campaign any more
+    assert not any(row["again"] for row in groups["conversion"])  # its campaign no longer exists
     for name, row in last.items():
         words, choice = choice_of(row["again"])
         assert words[:3] == ["snakemake", "--cores", "all"] and choice["published"] == "false"
-        # Its file alone, and so no check and no benchmark.
+        # Only its file, so the command runs no check and no benchmark.
         (file,) = words[3:]
         assert plan.load(choice).files()[file.removeprefix(f"results/{name}/")] == row["hash"]
 

@@ -1,4 +1,4 @@
-"""Statistics against hand-made values and scipy."""
+"""Statistics compared with hand-made values and with scipy."""
 
 import math
 
@@ -49,7 +49,7 @@ def test_correlation_has_fishers_interval_from_four_pairs_on() -> None:
 
 
 def test_smoothing_weighs_updates_by_their_tokens_in_the_window() -> None:
-    # Updates of 10, 10 and a partial one of 5 tokens; the window of 12 cuts an update.
+    # Updates of 10, 10 and 5 tokens (partial). The window of 12 cuts an update.
     smoothed = stats.smoothed([10, 20, 25], [4.0, 2.0, 1.0], 12)
     assert smoothed == pytest.approx([4.0, (2 * 4 + 10 * 2) / 12, (7 * 2 + 5 * 1) / 12])
 
@@ -65,7 +65,7 @@ def test_median_interval_is_of_order_statistics() -> None:
     values = [8.0, 1.0, 7.0, 2.0, 6.0, 3.0, 5.0, 4.0]
     median = stats.median(values)
     assert (median.value, median.low, median.high) == (4.5, 1.0, 8.0)
-    # P(Binomial(8, 1/2) = 0) is 0.4% on either side.
+    # With 8 values, P(Binomial(8, 1/2) = 0) is 0.4% on each side. With 5 it is too large.
     assert math.isnan(stats.median(values[:5]).low)
 
 

@@ -1,4 +1,4 @@
-"""The page Study: the choice of rates, comparisons on planted truths, the shipped readings."""
+"""The page Study: the choice of rates, comparisons with known truths, shipped readings."""
 
 from pathlib import Path
 
@@ -31,7 +31,7 @@ def run(variant, seed, nll, variation="tuned", scale="10M", rate=1e-3):
 
 
 def runs_at(rates, seeds, nll, scale="10M"):
-    """The search of one arm; nll(rate, seed) -> final NLL."""
+    """The rate search of one arm; nll(rate, seed) returns the final NLL."""
     rows = [run("mha", s, nll(r, s), f"rate-{r}", scale, r) for r in rates for s in seeds]
     return pd.DataFrame(rows)
 
@@ -47,7 +47,7 @@ def test_a_quadratic_gives_its_minimum():
 
 
 def test_the_minimum_stays_between_the_neighbours():
-    # Flat but for a steep fall at the middle rate's right: the parabola would go beyond.
+    # The fourth rate is the lowest: NLL is flat to its left and steep to its right.
     values = dict(zip(RATES, (3.5, 3.3, 3.2, 3.19, 3.6), strict=True))
     rate = best_rate(runs_at(RATES, (1, 2, 3, 4), lambda rate, _: values[rate]))
     assert RATES[2] <= rate <= RATES[4]
@@ -59,15 +59,15 @@ def test_at_30m_three_rates_of_one_seed_give_the_minimum():
 
     assert best_rate(runs_at(RATES[1:4], [142], nll, "30M")) == pytest.approx(1.1e-3)
     edge = best_rate(runs_at(RATES[:3], [142], lambda rate, _: 3 - rate, "30M"))
-    assert edge == RATES[2]  # no further out than the outer rates
+    assert edge == RATES[2]  # not outside of the tried rates
     assert best_rate(runs_at(RATES[:2], [142], nll, "30M")) is None
 
 
 def test_a_divergence_ranks_behind_all_others():
-    for lost in (np.nan, 3.6):  # stopped, and far above the median at its rate
+    for lost in (np.nan, 3.6):  # a stopped run, and a run far above the median of its rate
         runs = runs_at(RATES, (1, 2, 3, 4), lambda rate, _: 3 + np.log(rate / 1.6e-3) ** 2)
         runs.loc[runs["seed"].eq(1) & runs["learning_rate"].eq(RATES[3]), "final_nll"] = lost
-        assert best_rate(runs) is None  # 2e-3, at the edge
+        assert best_rate(runs) is None  # the best is 2e-3, at the edge
     assert best_rate(runs[runs["seed"].eq(2)]) is None
     runs = runs_at(RATES, (1, 2, 3, 4), lambda rate, _: 3 + np.log(rate / 1e-3) ** 2)
     runs.loc[runs["seed"].eq(4) & runs["learning_rate"].eq(RATES[3]), "final_nll"] = np.nan
@@ -75,7 +75,7 @@ def test_a_divergence_ranks_behind_all_others():
 
 
 def fair_runs(deviation=0.001, primary=20, **shifts):
-    """Fresh runs of arms at their distance to 3.3, and the search of their rates."""
+    """Fresh runs of arms, at 3.3 + shift, and the search of their rates."""
     rng = np.random.default_rng(0)
     rows = []
     for name, shift in shifts.items():
@@ -92,7 +92,7 @@ def fair_runs(deviation=0.001, primary=20, **shifts):
 
 
 def both_tables(runs):
-    """The tables of the two families of comparisons, by comparison."""
+    """The tables of both families of comparisons, indexed by comparison."""
     sections = {name: study.comparison_sections(runs, name) for name in ("primary", "beside-mha")}
     return {name: section.table.set_index("comparison") for name, (section,) in sections.items()}
 
@@ -146,7 +146,7 @@ def test_all_seeds_of_both_arms_enter_a_comparison():
     assert comparison.welch.low == pytest.approx(theirs.confidence_interval().low)
     assert comparison.seeds == "32 and 48" and comparison.paired.n == 16
     later = fair.comparison_table(runs).set_index("family").loc["primary"]
-    assert later.iloc[0]["comparison"].seeds == "16 and 48"  # a protocol's seeds alone
+    assert later.iloc[0]["comparison"].seeds == "16 and 48"  # only seeds of the protocol
 
 
 def test_at_30m_rates_are_multiples_of_each_arms_own(tmp_path):
@@ -183,7 +183,7 @@ def test_a_run_that_stopped_enters_with_its_last_finite_loss():
     assert (arm["diverged"], arm["NLL"][:5]) == ("1", "3.350")  # 3.25 + 2 / 20
     row = both_tables(runs)["primary"].iloc[0]
     assert row["Welch"].startswith("+0.0") and row["without diverged"].startswith("−0.0")
-    assert study.validation(probes, runs).loc[30, ("full", 203)] == 5.25  # against tokens, too
+    assert study.validation(probes, runs).loc[30, ("full", 203)] == 5.25  # in the curve, too
     runs.loc[runs["seed"] == 201, "learning_rate"] = 2e-3
     with pytest.raises(InputError, match=r"rates 0\.001, 0\.002"):
         study.arm_sections(runs, probes, no_steps())
@@ -198,7 +198,7 @@ def no_steps(*rows):
 
 
 def curves(**late):
-    """Validation NLL of 16 seeds by tokens: MHA at 4, 3, 2; arms apart by a share of the end's."""
+    """Validation NLL of 16 seeds by tokens. MHA has 4, 3, 2; late: each arm's distances to it."""
     rows = [
         ("10M", "tuned", arm, seed, at, "validation_nll", mha + seed % 5 / 1e3 + apart, at * BUDGET)
         for arm, shares in {"mha": (0, 0, 0), **late}.items()
@@ -232,7 +232,7 @@ def test_an_arm_has_its_speed_and_the_time_to_mhas_loss_or_says_why_not():
     (fresh,) = study.arm_sections(runs, probes, steps)
     table = fresh.table.set_index("variant")
     assert table.loc["MHA", "GPU minutes"] == "2.50"  # 150M tokens at 1M tok/s
-    # Its curve falls from 3 to 1 over the second half, and passes MHA's 2 in the middle of it.
+    # Its curve falls from 3 to 1 in the second half, and passes MHA's 2 halfway.
     assert table.loc["Full Relation", "GPU minutes"] == f"{0.75 * BUDGET / 0.9e6 / 60:.2f}"
     assert table.loc["Full Relation", "tokens/s, MHA’s = 1"].startswith("0.900")
     assert table.loc["Full Relation + gate", "GPU minutes"] == "not measured"
@@ -273,7 +273,7 @@ def test_the_shipped_comparison_is_that_of_the_findings(tmp_path):
     runs = fair.with_last_loss(shipped["runs"], shipped["probes"])
     section, _ = study.rates(runs, tmp_path)  # at 10M, and at 30M
     row = section.table.set_index("variant").loc["MHA"]
-    # A rate that was not tried is a dash.
+    # A dash marks a rate that was not tried.
     assert row[["0.001", "0.00283", "best rate"]].tolist() == ["3.2991", "—", "0.00126"]
     first = both_tables(runs)["primary"]
     assert list(first["verdict"]) == ["better, by less than 0.01", "equivalent"]

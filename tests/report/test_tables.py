@@ -1,4 +1,4 @@
-"""Tables: the paper's own values, hand-made records, gaps with reasons, and shipped numbers."""
+"""Tables: the paper's values, hand-made records, gaps with reasons, and shipped numbers."""
 
 import math
 
@@ -17,7 +17,7 @@ BUDGET = {"10M": 1000, "30M": 2000, "100M": 4000}
 
 
 def frame(kind: str, rows: list[dict] = ()) -> pd.DataFrame:
-    """Rows of a kind with every column, and what loading adds."""
+    """Rows of a kind with every column, and with the columns that loading adds."""
     layout = stored.KINDS[kind]
     full = [{name: row.get(name) for name in layout.names} for row in rows]
     loaded = pa.Table.from_pylist(full, layout).to_pandas()
@@ -28,7 +28,7 @@ def frame(kind: str, rows: list[dict] = ()) -> pd.DataFrame:
 
 
 def records(planned: list[tuple] = (), **frames: list[dict]) -> Records:
-    """A setting's records of a few rows, all other frames empty."""
+    """A setting's records with a few rows. All other frames are empty."""
     made = {kind: frame(kind, frames.get(kind, [])) for kind in data.FRAMES}
     further = made["runs"]["seed"].map(lambda seed: seed not in SEEDS).astype(bool)
     made["runs"] = made["runs"].assign(further=further)
@@ -43,13 +43,13 @@ def run(scale: str, variant: str, seed: int, nll: float, **fields) -> dict:
 
 
 def cells_of(name: str, made: Records) -> pd.DataFrame:
-    """Cells of one table by row, column and statistic."""
+    """The cells of one table by row, column and statistic."""
     declared = next(each for each in tables.EVERY if each.label == name)
     return table.table_cells(declared, made).set_index(paper.KEY)
 
 
 def paper_runs() -> list[dict]:
-    """Runs that end where the paper's do."""
+    """Runs with the paper's final losses."""
     pairs = [
         run(s, v, seed, paper.number("app-nll", f"{s}/{seed}", v))
         for s in SCALES
@@ -139,7 +139,7 @@ def test_every_value_of_the_paper_has_a_cell_with_a_value_or_a_reason() -> None:
 
 
 def wanted(variant: str, seed: int, status: str = "not run", reason: str = "") -> tuple:
-    """A run of 10M that is planned."""
+    """A planned run of 10M."""
     return ("runs", "10M", variant, seed, seed not in SEEDS, "10M", status, reason, "")
 
 
@@ -203,16 +203,16 @@ def pairs_of(differences: list[float], scale: str = "10M") -> list[dict]:
 @pytest.mark.parametrize(
     "differences, agrees",
     [
-        ([-0.045, -0.040, -0.039], True),  # holds the paper's -0.0412 and excludes zero
-        ([-0.100, -0.040, +0.010], None),  # holds both
+        ([-0.045, -0.040, -0.039], True),  # includes the paper's -0.0412, excludes 0
+        ([-0.100, -0.040, +0.010], None),  # includes both
         ([-0.101, -0.100, -0.099], False),
-        ([-0.010, +0.000, +0.010], False),  # holds zero alone
+        ([-0.010, +0.000, +0.010], False),  # includes only zero
     ],
 )
 def test_agreement_is_marked_where_no_effect_would_fail_it(differences, agrees) -> None:
     cells = cells_of("main-results", records(runs=pairs_of(differences)))
     assert cells.loc[("10M", "delta", "value"), "agrees"] is agrees
-    # Losses are of other texts than the paper's, and not judged.
+    # Losses are not judged, because the texts are not the paper's.
     assert cells.loc[("10M", "mha_nll", "mean"), "agrees"] is None
     losses = cells_of("structural-ablations", records(runs=paper_runs())).loc["nll"]
     assert losses["value"].notna().all() and losses["agrees"].isna().all()
@@ -229,7 +229,7 @@ def test_no_seed_of_ours_is_set_against_the_papers_seed_of_its_number() -> None:
 
 
 def logs(scale: str, seed: int, mha: list[float], full: list[float]) -> list[dict]:
-    """Losses of a pair, an update a tenth of the budget."""
+    """Losses of a pair. Each update is a tenth of the budget."""
     step = BUDGET[scale] // 10
     return [
         {"scale": scale, "variant": v, "seed": seed, "update": k, "tokens": k * step, "loss": loss}
@@ -335,7 +335,7 @@ def test_runs_rates_are_each_processs_and_shares_of_the_benchmarks() -> None:
     assert cells.loc[("10M", "run_share.mha", "value"), "value"] == pytest.approx(50.0)
     other = cells.loc[("10M", "run_share.full", "value")]
     assert (other["status"], "micro/GA is 32/4" in other["reason"]) == ("no counterpart", True)
-    # Runs on another backend than the benchmark's own side are a share of that backend's rate.
+    # If runs used another backend than the main side, the share is of that backend's rate.
     steps.append(side("mha-cudnn", "mha", [172.0], backend="cudnn"))
     on_cudnn = [each | {"backend": "cudnn"} if each["variant"] == "mha" else each for each in runs]
     cells = cells_of("app-prod-fr-fa", records(runs=on_cudnn, steps=steps))
@@ -373,7 +373,7 @@ def test_powers_are_fitted_to_times_that_grew() -> None:
                         "seconds": None, "decode_state_bytes": None}]  # fmt: skip
     cells = cells_of("token-mixing-complexity", records(complexity=rows))
     power = cells.loc[("mha", "time_exponent", "value")]
-    assert (power["value"], power["n"]) == (pytest.approx(2.0), 3)  # those of 5 times the first
+    assert (power["value"], power["n"]) == (pytest.approx(2.0), 3)  # at least 5 times the first
     assert cells.loc[("mha", "complexity", "value"), "text"] == "T^2.00"
     assert cells.loc[("mha", "state_exponent", "value"), "value"] == pytest.approx(1.0)
     flat = cells.loc[("linear", "time_exponent", "value")]
@@ -398,7 +398,7 @@ def test_decoding_is_of_the_largest_batch_and_of_single_rows() -> None:
     assert cells.loc[("decode-mha", "rows", "value"), "value"] == 64
     assert cells.loc[("decode-mha", "many_last", "value"), "status"] == "oom"
     assert cells.loc[("decode-mha", "bytes", "value"), "value"] == pytest.approx(1.0)
-    # From before there was such a benchmark: another method, which the cell names.
+    # Rows from before the benchmark decode used another method, which the cell names.
     rows = timed("mha", 2.0, [128, 256], decode_seconds=0.016)
     former = cells_of("token-mixing-complexity", records(complexity=rows))
     cell = former.loc[("mha", "decode_last", "value")]
@@ -418,7 +418,7 @@ def test_a_variant_that_the_paper_lacks_has_a_row_as_soon_as_it_ran() -> None:
 
 @pytest.fixture(scope="module")
 def shipped() -> dict[str, pd.DataFrame]:
-    """Cells of the shipped settings, by name."""
+    """The cells of the shipped settings, by the setting's name."""
     settings = [
         Setting("books", variation, scales)
         for variation, scales in (

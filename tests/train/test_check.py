@@ -1,4 +1,4 @@
-"""The checks against FP64: what is right passes, what is broken on purpose is found and named."""
+"""The checks against FP64: right code passes; broken code is found and named."""
 
 import math
 from dataclasses import replace
@@ -25,12 +25,12 @@ THETA, LAM = "blocks.1.mixer.theta", "blocks.0.mixer.lam"
 
 def side(variant: str, micro: int = 2, **backends: str) -> Side:
     fast = {"mha": "flash", "full": "tiled", "linear": "chunked"}
-    # 37 tokens: no multiple of a tile or a chunk.
+    # 37 tokens are no multiple of a tile or a chunk.
     return small_side(variant, fast | backends, 37, micro)
 
 
 def checked(*sides: Side, **changes) -> Check:
-    """The tiny campaign's checks, of these sides and of an operator with masked tiles."""
+    """The tiny campaign's checks with these sides, and with an operator that masks tiles."""
     shapes = ({"scale": "10M", "heads": 2, "length": 33, "width": 8},)
     gradients = {"gradients": sides, "gradient_scales": ("10M",) * len(sides)}
     return replace(tiny().check, **{"shapes": shapes, **gradients, **changes})
@@ -54,7 +54,7 @@ def test_backends_pass_every_check_of_the_operators(tmp_path: Path) -> None:
 
 
 def written_first(p1, p2, info, g, tau=2.0):
-    """Linear Relation whose state takes the current token before it is read."""
+    """Linear Relation that writes the current token to the state before it reads the state."""
     y, C = linear_relation(p1, p2, info, g)
     S = torch.sigmoid((p1 * p2).sum(-1, keepdim=True) / (tau * p1.shape[-1] ** 0.5))
     hats = (torch.nn.functional.normalize(p, dim=-1) for p in (p1, p2))
@@ -97,7 +97,7 @@ def test_exchange_with_itself_and_with_the_future_is_seen() -> None:
 
 # -- gradients -------------------------------------------------------------------------------------
 def planted(monkeypatch: pytest.MonkeyPatch, factors: dict[str, float]) -> None:
-    """Scale gradients of the checked step alone, by parameter, as a wrong compiler would."""
+    """Scale gradients of only the checked step, by parameter, like a faulty compiler."""
 
     class Wrong(check.UpdateStep):
         def __init__(self, model, *arguments, **options):
@@ -109,7 +109,7 @@ def planted(monkeypatch: pytest.MonkeyPatch, factors: dict[str, float]) -> None:
 
 
 def failing(given: Side, precision: str = "fp32", draws: int = 16) -> dict[str, set[str]]:
-    """The measures that fail, by parameter."""
+    """Return the measures that fail, by parameter."""
     spec = checked(precision=precision, gradient_draws=draws)
     actual: dict[str, set[str]] = {}
     for row in check.gradient_rows(given, "10M", spec, CPU):
@@ -125,7 +125,7 @@ def test_every_gradient_of_every_variant_passes(variant: str) -> None:
 
 @pytest.mark.parametrize("precision, micro", [("fp32", 2), ("bf16", 32)])
 def test_scale_errors_of_two_percent_are_found_and_named(monkeypatch, precision, micro) -> None:
-    """In BF16 so many tokens that lambda's noise is well below 1%."""
+    """BF16 uses so many tokens that the noise of lambda's gradient is well below 1%."""
     factors = {MATRIX: 1.02, NORM: 0.98, THETA: 1.02, LAM: 0.98}
     planted(monkeypatch, factors)
     actual = failing(side("full", micro), precision)
@@ -148,7 +148,7 @@ def test_lost_gradients_are_written_and_named(monkeypatch, tmp_path, capsys) -> 
     "error, truth", [(math.nan, 1.0), (math.inf, 1.0), (0.02, 1.0), (0.0, 0.0)]
 )
 def test_what_proves_nothing_does_not_pass(error: float, truth: float) -> None:
-    """No noise of the yardstick allows more than 1%, and a gradient of zero proves nothing."""
+    """No noise of the yardstick allows more than 1%. A gradient of zero proves nothing."""
     ones = torch.ones(16, 16, dtype=DOUBLE)
     draws = [{"w": tuple((truth + off) * ones for off in (error, 0.3, 0.0))}] * 16
     *_, scale = check.deviations(draws, torch.bfloat16, scales=True)

@@ -1,4 +1,4 @@
-"""Checkpoints of a trained model: read back exactly, or refused in one line."""
+"""Checkpoints of a trained model are read back exactly, or refused in one line."""
 
 import json
 from dataclasses import asdict
@@ -31,7 +31,7 @@ def test_a_checkpoint_reads_back_as_the_model_it_was(tmp_path: Path, variant: st
         model.named_parameters(), again.named_parameters(), strict=True
     ):
         assert name == same and torch.equal(saved, loaded)
-    # The backends are the reader's choice; they compute the same up to FP32's rounding.
+    # The reader chooses the backends. Their results differ only by FP32's rounding.
     tokens = torch.arange(30).reshape(2, 15)
     torch.testing.assert_close(again(tokens), model(tokens), rtol=1e-4, atol=1e-5)
 

@@ -1,4 +1,4 @@
-"""Claims of GPUs that this machine does not have, as several processes make them."""
+"""Several processes claim GPUs that this machine may not have."""
 
 from types import SimpleNamespace
 
@@ -11,7 +11,7 @@ from relation import machine
 
 @pytest.fixture
 def gpus(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
-    """Two GPUs, whose locks lie in a folder of the test's own."""
+    """Pretend to have two GPUs, with locks in a folder of the test."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(

@@ -1,9 +1,9 @@
-"""Loss curves that a refactor must give again, from the token file to the losses of a run.
+"""Loss curves that a refactor must reproduce, from the token file to the losses of a run.
 
     PYTHONPATH=.:tests python tests/train/test_training_golden.py
 
-adds those of new variants to tests/golden/losses.csv, on one CPU thread in FP32; with --all, where
-what is computed is meant to change, it writes all anew.
+adds the curves of new variants to tests/golden/losses.csv, on one CPU thread in FP32. With --all it
+writes all curves again; use this only if the computation is meant to change.
 """
 
 import csv
@@ -28,7 +28,7 @@ FAST = {"mha": "flash", "full": "tiled", "calibrated": "tiled", "linear": "chunk
 
 
 def curve(variant: str, backends: dict[str, str], data: Path, folder: Path) -> list[dict]:
-    """Seven updates and a partial one, in which warm-up, plateau and decay all take part."""
+    """Seven updates and a partial one, so warm-up, plateau and decay all occur."""
     model = small_model(variant, init_std=0.1, scale_residual_init=True)
     changes = {"budget_tokens": 7 * UPDATE + 40, "learning_rate": 8e-3, "adam_eps": 1e-8}
     run = small_run(variant, model=model, backends=backends, **changes)
@@ -49,7 +49,7 @@ def golden() -> dict[str, list[dict]]:
 
 
 def regenerate(kept: dict[str, list[dict]]) -> None:
-    """Write the curves of this code, computed by the operators' definitions, beside those kept."""
+    """Write the kept curves, and new ones from this code with the operators' definitions."""
     torch.set_num_threads(1)
     with GOLDEN.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, ("variant", "update", *READINGS), lineterminator="\n")
@@ -73,10 +73,10 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [*((v, REFERENCE) for v in VARIANTS), *((v, FAST) for v in ("mha", "full", "hybrid"))],
 )
 def test_a_run_gives_the_golden_losses(data, tmp_path, variant, backends) -> None:
-    """FP32's rounding, seen as what float64 or the other backend changes, moves a loss by 3e-7
-    and a norm by 2e-6 of itself at most; other instruction sets round as much. With QK-norm in
-    Full Relation it moves a norm by 1.3e-5: some gradients are so small that AdamW's epsilon of
-    1e-8 leaves their rounding in an update."""
+    """Float64 or another backend changes a loss by at most 3e-7 of it, and a norm by 2e-6, which
+    is FP32's rounding; other instruction sets round as much. With QK-norm in Full Relation a norm
+    changes by 1.3e-5, because some gradients are so small that AdamW's epsilon of 1e-8 lets their
+    rounding through to the update."""
     actual, expected = curve(variant, backends, data, tmp_path), golden()[variant]
     rel = 5e-5 if variant == "full-qknorm" else 1e-5
     assert [row["update"] for row in actual] == [row["update"] for row in expected]

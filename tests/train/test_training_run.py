@@ -1,4 +1,4 @@
-"""A run from its specification to its records: exact, repeatable, resumed, or refused in a line."""
+"""A run from its specification to its records: exact, repeatable, resumed, refused in a line."""
 
 import errno
 import json
@@ -38,7 +38,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The output of a Full Relation run that nothing interrupted."""
+    """The output of a Full Relation run without interruptions."""
     folder = tmp_path_factory.mktemp("trained")
     train(small_run(), data, folder / "out", folder / "resume")
     assert not list((folder / "resume").glob("*.safetensors"))
@@ -46,7 +46,7 @@ def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def at_update(monkeypatch, update: int, action) -> list[int]:
-    """Do something as an update of the next run begins; the list gathers the updates begun."""
+    """Call `action` when an update of the next run begins. The list collects begun updates."""
     begun: list[int] = []
 
     def schedule(before: int, *arguments) -> float:
@@ -60,7 +60,7 @@ def at_update(monkeypatch, update: int, action) -> list[int]:
 
 
 class DiedError(Exception):
-    """The process ends here."""
+    """Stands for the death of the process."""
 
 
 def die() -> None:
@@ -80,13 +80,13 @@ def test_the_record_says_what_was_trained_on_what(trained: Path, data: Path) -> 
     assert (row["layout"], row["corpus"], row["backend"]) == ("FFFF", "A rule with noise", "tiled")
     assert row["validation_tokens"] == known["validation"]["tokens"] - 1
     assert row["validation_characters"] == known["validation"]["characters"]
-    assert np.isnan(row["peak_memory_gib"])  # a CPU's is not measured
+    assert np.isnan(row["peak_memory_gib"])  # not measured on a CPU
     assert row["epochs"] == 38 / ((known["train"]["tokens"] - 1) // CONTEXT)
     assert row["tokens_per_second"] == pytest.approx(BUDGET / row["seconds"])
 
 
 def test_the_final_nll_is_the_checkpoints(trained: Path, data: Path) -> None:
-    """The truth: the saved model in float64, one window at a time."""
+    """Compare with the saved model in float64, one window at a time."""
     model = load_model(trained / "model.safetensors", CPU).double()
     tokens = torch.from_numpy(np.fromfile(data / "validation.bin", "<u2").astype(np.int64))
     total = 0.0
@@ -101,7 +101,7 @@ def test_the_final_nll_is_the_checkpoints(trained: Path, data: Path) -> None:
 
 
 def test_probes_are_taken_at_the_start_and_after_each_part(trained: Path, data: Path) -> None:
-    """The last are of the saved model: its lambda, flow and validation NLL."""
+    """The last probe agrees with the saved model: lambda, flow and validation NLL."""
     probes = records.read(trained / "probes.parquet", "probes")
     nll = probes[probes["metric"] == "validation_nll"]
     assert nll["tokens"].tolist() == [0, 256, 384, 512, 600]
@@ -130,12 +130,12 @@ def test_a_pair_starts_alike_and_reads_alike(trained: Path, data: Path, tmp_path
     full, mha, other = (records.read(p / "run.parquet", "runs").iloc[0] for p in paths)
     for name in ("order_hash", "init_hash"):
         assert full[name] == mha[name] != other[name]
-    assert full["parameters"] - mha["parameters"] == 4 * (1 + 1)  # lambda and one angle a layer
+    assert full["parameters"] - mha["parameters"] == 4 * (1 + 1)  # lambda and one angle per layer
 
 
 # -- resume ----------------------------------------------------------------------------------------
 def test_a_run_killed_by_sigkill_goes_on_to_the_same_bits(trained, data, tmp_path) -> None:
-    """Saved after each update; killed in the fourth."""
+    """It saves after each update and is killed in the fourth."""
     changes = {"checkpoint_seconds": 1e-9}
     killed = start(tmp_path, data, changes=changes, dies=4)
     killed.communicate(timeout=120)
@@ -155,7 +155,7 @@ def test_a_run_that_another_process_trains_is_refused(data, tmp_path) -> None:
 
 @pytest.fixture
 def state(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The resume state, of update 3, of a run that died in update 4; all its code is one file."""
+    """The resume state of update 3, from a run that died in update 4. Its code is one file."""
     code = tmp_path / "project" / "relation" / "step.py"
     code.parent.mkdir(parents=True)
     code.write_text("before")
@@ -209,7 +209,7 @@ def test_a_state_is_used_where_nothing_that_decides_changed(
 def test_a_full_disk_is_one_line_and_costs_no_more_than_a_save(
     trained, data, tmp_path, monkeypatch
 ) -> None:
-    """It is full in the third save; the second one is kept, and the run goes on from it."""
+    """The disk is full in the third save. The run resumes from the second."""
     write, saves = checkpoint.save_file, []
 
     def save_file(tensors: dict, path: Path, **rest) -> None:
@@ -232,7 +232,7 @@ def test_a_full_disk_is_one_line_and_costs_no_more_than_a_save(
 
 # -- failures --------------------------------------------------------------------------------------
 def test_a_run_that_diverges_is_stopped_and_saves_no_broken_state(data, tmp_path) -> None:
-    """The first update throws the weights out of FP32's range; the loss shows it in the second."""
+    """Update 1 moves the weights out of FP32's range. The loss shows it in update 2."""
     run = small_run(learning_rate=1e38, checkpoint_seconds=1e-9)
     given = (run, data, tmp_path / "out", tmp_path / "resume")
     message = refusal(lambda: train(*given), RunError)
@@ -246,7 +246,7 @@ def test_a_flow_that_diverges_before_the_loss_is_a_divergence(data, tmp_path) ->
     train(run, data, tmp_path / "out", tmp_path / "resume")
     (row,) = records.read(tmp_path / "out" / "run.parquet", "runs").to_dict("records")
     assert math.isnan(row["final_nll"])
-    # A split that is too short for its readers is no divergence.
+    # A split that is too short for the diagnostics is not a divergence.
     short = replace(run, flow_window=10_000)
     assert "diagnostics read" in refusal(lambda: train(short, data, tmp_path / "s", tmp_path / "t"))
     failing = replace(run, divergence="fail")
@@ -279,7 +279,7 @@ def test_a_divergence_is_recorded_where_the_campaign_counts_them(data, tmp_path,
 
 
 def test_a_parameter_that_never_learns_is_named(data, tmp_path, monkeypatch) -> None:
-    """As where a compiler drops a gradient."""
+    """For example, if a compiler drops a gradient."""
     build = engine.build_optimizer
 
     def lost(model, *arguments):
@@ -295,14 +295,14 @@ def test_a_parameter_that_never_learns_is_named(data, tmp_path, monkeypatch) -> 
 def test_two_processes_train_the_run_of_one_and_go_on_where_they_were_killed(
     trained, data, tmp_path
 ) -> None:
-    """Up to the order of FP32's sums, with the same order and the same initial weights."""
+    """Equal up to the order of FP32's sums, with the same data order and initial weights."""
     changes = {"checkpoint_seconds": 1e-9}
     killed = start(tmp_path, data, processes=2, changes=changes, dies=4)
     killed.communicate(timeout=180)
     assert killed.returncode != 0 and not (tmp_path / "out").exists()
     again = start(tmp_path, data, processes=2, changes=changes)
     output, _ = again.communicate(timeout=180)
-    # Processes that end with another one may have started update 4 or not.
+    # When the other process died, the first may or may not have started update 4.
     assert again.returncode == 0 and {"updates: 2", "updates: 3"} & set(output.splitlines()), output
     (_, (run, losses, _)), (_, (one, expected, _)) = map(read_run, (tmp_path / "out", trained))
     for name in ("loss", "gradient_norm"):

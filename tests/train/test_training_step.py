@@ -1,4 +1,4 @@
-"""One update: the gradient over micro-batches, the optimiser, documents, graphs."""
+"""One update: the gradient over micro-batches, the optimiser, documents, CUDA graphs."""
 
 import os
 
@@ -12,7 +12,7 @@ from relation.kernels.documents import Documents
 from relation.nn import Decoder, Execution
 from relation.train.step import UpdateStep, build_optimizer
 
-# What PyTorch asks of whoever wants cuBLAS deterministic, before its first product.
+# PyTorch requires this for a deterministic cuBLAS, before its first product.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 CONTEXT = 12
 TOKENS = np.array([(7 * i * i + i // 3) % 61 for i in range(400)], dtype="<u2")
@@ -27,7 +27,7 @@ def toy(variant: str, dtype=torch.float32) -> Decoder:
 
 
 def batches(micro: int, tokens: int) -> Batches:
-    """The micro-batches of an update over the windows that hold `tokens` tokens."""
+    """The micro-batches of an update of `tokens` tokens."""
     windows = TrainingWindows(TOKENS, CONTEXT, seed=42)
     ids = windows.window_ids(0, -(-tokens // CONTEXT))
     actual = []
@@ -39,7 +39,7 @@ def batches(micro: int, tokens: int) -> Batches:
 
 
 def gradient_step(variant: str, split: Batches, tokens: int, clip=1e9, dtype=torch.float32, **rest):
-    """(loss, norm, what plain gradient descent at rate 1 subtracts, one flat vector)."""
+    """Return loss, norm, and what gradient descent at rate 1 subtracts, as a flat vector."""
     model = toy(variant, dtype)
     before = torch.cat([p.detach().flatten() for p in model.parameters()])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
@@ -54,7 +54,7 @@ def gradient_step(variant: str, split: Batches, tokens: int, clip=1e9, dtype=tor
     ("tokens", "micro"), [(8 * CONTEXT, 3), (8 * CONTEXT - 5, 8), (5 * CONTEXT + 1, 1)]
 )
 def test_any_split_into_micro_batches_gives_the_mean_gradient(variant, tokens, micro) -> None:
-    """The truth is one batch in float64, padding and all; sums of 96 terms in FP32 may differ."""
+    """The truth is one padded batch in float64. FP32 sums of 96 terms may differ in rounding."""
     whole = batches(8, tokens)
     true_loss, true_norm, truth = gradient_step(variant, whole, tokens, dtype=torch.float64)
     loss, norm, change = gradient_step(variant, batches(micro, tokens), tokens)
@@ -68,7 +68,7 @@ def test_any_split_into_micro_batches_gives_the_mean_gradient(variant, tokens, m
 
 @pytest.mark.parametrize("variant", ["mha", "hybrid"])
 def test_documents_of_a_window_train_as_if_alone(variant: str) -> None:
-    """The truth: the model told of documents, which tests/nn holds to each alone, in float64."""
+    """The truth is the model with documents in float64; tests/nn checks it per document."""
     tokens, rows = 6 * CONTEXT, batches(3, 6 * CONTEXT)
     mask = lambda inputs, targets: Documents.bounded(inputs % 5 == 0, 40)  # noqa: E731
     *_, change = gradient_step(variant, rows, tokens, dtype=torch.float64, documents=mask)
@@ -77,7 +77,7 @@ def test_documents_of_a_window_train_as_if_alone(variant: str) -> None:
     targets = torch.cat([targets.flatten() for _, targets in rows])
     torch.nn.functional.cross_entropy(logits, targets).backward()
     truth = torch.cat([p.grad.flatten() for p in model.parameters()])
-    torch.testing.assert_close(change, truth, rtol=0, atol=1e-6)  # the loss is taken in FP32
+    torch.testing.assert_close(change, truth, rtol=0, atol=1e-6)  # the loss is computed in FP32
     *_, unmasked = gradient_step(variant, rows, tokens, dtype=torch.float64)
     assert (unmasked - truth).abs().max() > 1e-3
 
@@ -102,7 +102,7 @@ def test_bf16_keeps_fp32_weights_and_gradients(variant: str) -> None:
     given = (batches(4, tokens), tokens, 0.0)
     wide = UpdateStep(model, optimizer, CPU, "fp32", False, 1.0)(*given)
     half = UpdateStep(model, optimizer, CPU, "bf16", False, 1.0)(*given)
-    # Eight significant bits in every product, averaged over 48 tokens.
+    # Products have eight significant bits. Their errors average over 48 tokens.
     for narrow, exact in zip(half, wide, strict=True):
         assert narrow.dtype == torch.float32 and narrow != exact
         assert narrow.item() == pytest.approx(exact.item(), rel=2**-6)
@@ -116,9 +116,9 @@ def test_bf16_keeps_fp32_weights_and_gradients(variant: str) -> None:
     ("mha", "flash"), ("full", "flash"), ("full", "reference"), ("linear", "flash"),
 ])  # fmt: skip
 def test_replayed_updates_are_those_launched_one_by_one(variant, backend, masked) -> None:
-    """CUDA graphs against launches, bit for bit, over updates of three micro-batches.
+    """CUDA graphs equal launches, bit for bit, over updates of three micro-batches.
 
-    Both run what was compiled once: compiled twice, other sizes of tiles may win.
+    Both run the same compiled code, because a second compilation could choose other tile sizes.
     """
     device, config = torch.device("cuda"), small_model(variant, layers=2, d_model=64, heads=4)
     generator = torch.Generator().manual_seed(2)

@@ -1,7 +1,7 @@
-"""A real Slurm of one node on this machine, by Debian's packages slurm-wlm and munge.
+"""A real Slurm with one node on this machine, from Debian's packages slurm-wlm and munge.
 
-Everything lies in one folder. Every daemon runs as the user who starts it and listens on this
-machine alone; nothing is installed or kept.
+All files are in one folder. Every daemon runs as the user who starts it and listens only on this
+machine. Nothing is installed or kept.
 """
 
 import getpass
@@ -56,9 +56,9 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 
 @contextmanager
 def cluster(folder: Path) -> Iterator[tuple[Callable[..., list[str]], dict[str, str]]]:
-    """A node that offers 4 CPUs, 64 GB and 2 GPUs, whatever this machine has.
+    """Run a node that offers 4 CPUs, 64 GB and 2 GPUs, even if this machine has less.
 
-    Yields a function that runs a command of Slurm and gives its lines, and the environment of one.
+    Yields a function that runs a Slurm command and returns its lines, and the environment it uses.
     """
     paths = {"SLURM_CONF": f"{folder}/slurm.conf", "PATH": f"{folder}/bin:{PATH}"}
     environment = {**os.environ, **paths}
@@ -71,7 +71,7 @@ def cluster(folder: Path) -> Iterator[tuple[Callable[..., list[str]], dict[str, 
 
     for name in ("state", "spool", "munge", "bin"):
         (folder / name).mkdir(parents=True)
-    # munged refuses folders that others may write; the socket must be reached all the same.
+    # munged refuses folders that others can write, but all must be able to reach its socket.
     folder.chmod(0o755)
     (folder / "munge").chmod(0o700)
     key = folder / "munge" / "key"
@@ -85,10 +85,10 @@ def cluster(folder: Path) -> Iterator[tuple[Callable[..., list[str]], dict[str, 
     host = socket.gethostname().split(".")[0]
     own = {"folder": folder, "host": host, "user": getpass.getuser(), "ctld": ctld, "port": port}
     (folder / "slurm.conf").write_text(_CONF.format(**own))
-    for index in range(2):  # Slurm counts a GPU by its device file and opens none
+    for index in range(2):  # Slurm counts device files of GPUs but opens none
         (folder / f"gpu{index}").touch()
     (folder / "gres.conf").write_text(f"Name=gpu File={folder}/gpu[0-1]\n")
-    # Jobs start srun without SLURM_CONF, as a cluster has it in /etc.
+    # Jobs start srun without SLURM_CONF, because a cluster has its configuration in /etc.
     srun = folder / "bin" / "srun"
     srun.write_text(f'#!/bin/sh\nSLURM_CONF={folder}/slurm.conf exec {shutil.which("srun")} "$@"\n')
     srun.chmod(0o755)
@@ -96,7 +96,7 @@ def cluster(folder: Path) -> Iterator[tuple[Callable[..., list[str]], dict[str, 
     files |= {f"{kind}-file": folder / f"munged.{kind}" for kind in ("pid", "log")}
     files["socket"] = folder / "munge.socket"
     try:
-        # --force: as root, and in a folder below /tmp.
+        # --force allows root, and a folder below /tmp.
         run("munged", "--force", *(f"--{name}={path}" for name, path in files.items()))
         run("slurmctld")
         run("slurmd", "-N", "node")
@@ -112,7 +112,7 @@ def cluster(folder: Path) -> Iterator[tuple[Callable[..., list[str]], dict[str, 
 
 
 def until(what: Callable[[], object], seconds: float) -> object:
-    """Wait for something true, and return it."""
+    """Wait until `what` returns something true, and return it."""
     deadline = time.monotonic() + seconds
     while not (actual := what()):
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""The tiny campaign end to end, in a copy of the project, and what makes which job run again."""
+"""The tiny campaign end to end, in a copy of the project; and which changes repeat which job."""
 
 import json
 import os
@@ -25,7 +25,7 @@ TRAINED = {"train": 2, "diagnose": 2, "length": 1, **AGAIN}
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A project in which the tiny campaign has run; tests leave it as it is."""
+    """A project in which the tiny campaign has run. Tests must not change it."""
     folder = copy_project(tmp_path_factory.mktemp("tiny") / "project")
     snakemake(folder, *TINY)
     return folder
@@ -33,7 +33,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def copy(project: Path, tmp_path: Path) -> Path:
-    """A copy of it that a test may change; dates are new, Snakemake's memory comes along."""
+    """A copy of `project` that a test can change: new dates, and Snakemake's metadata."""
     return shutil.copytree(project, tmp_path / "copy", copy_function=shutil.copy)
 
 
@@ -63,7 +63,7 @@ def test_a_copied_or_touched_folder_and_edited_code_make_nothing_again(copy: Pat
     with (copy / "report/claims.py").open("a") as file:
         file.write("\n# An edit.\n")
     assert planned_jobs(copy, *TINY) == {"report": 1}
-    # Nor is anything without Snakemake's memory, but what joins.
+    # Without Snakemake's metadata, only the jobs that join records run again.
     shutil.rmtree(copy / ".snakemake")
     (copy / "results/tiny/data/sample-300/data.parquet").touch()
     assert not {"train", "prepare", "bench", "recall", "check"} & planned_jobs(copy, *TINY).keys()
@@ -80,7 +80,7 @@ def test_a_changed_learning_rate_trains_its_own_runs_again(copy: Path) -> None:
     snakemake(copy, *TINY, "--", target)
     tiny.write_text(tiny.read_text().replace("2.0e-2", "3.0e-2"))
     assert planned_jobs(copy, *TINY) == {"train": 1, "diagnose": 1, "length": 1, **AGAIN}
-    # Without memory Snakemake does not know; the jobs refuse the run of the other rate.
+    # Without metadata Snakemake cannot tell, so the jobs refuse the run of the other rate.
     shutil.rmtree(copy / ".snakemake")
     flow = target.replace("runs", "flow").replace("run.p", "flow.p")
     done = snakemake(copy, *TINY, "--", flow, check=False)
@@ -113,7 +113,7 @@ def test_what_is_shipped_is_not_made_again_and_is_in_the_report(copy: Path) -> N
 
 
 def test_a_report_has_the_command_that_makes_its_runs_again(copy: Path) -> None:
-    """Where the same runs are shipped, too."""
+    """Also if the same runs are shipped."""
     assert run_module(copy, "relation", "publish", "campaign=tiny").returncode == 0
     snakemake(copy, *TINY, "published=false")
     page = (copy / "results/tiny/report/index.html").read_text()
@@ -132,7 +132,7 @@ def test_texts_of_the_users_own_are_read_or_refused_before_the_first_job(copy: P
     assert "Traceback" not in refused.stdout and "rule prepare" not in refused.stdout
     sample = pd.read_parquet(copy / "relation/data/sample/train.parquet")["text"]
     text.write_text("\n\n".join(sample)[:400_000])
-    # Other texts are other runs, also where the old ones lie.
+    # Other texts make other runs, even if old runs are in their place.
     assert planned_jobs(copy, *TINY, f"corpus={text}") == {"prepare": 1, **TRAINED}
     target = f"results/tiny/runs/{RUN}/run.parquet"
     snakemake(copy, *TINY, f"corpus={text}", "--", target)
@@ -144,7 +144,7 @@ def test_texts_of_the_users_own_are_read_or_refused_before_the_first_job(copy: P
 
 
 def test_a_killed_campaign_goes_on(copy: Path) -> None:
-    """To the same bits, as tests/train has it."""
+    """tests/train checks that the result has the same bits."""
     choice = (*TINY, "variants=full", "vary=budget_tokens=20000 checkpoint_seconds=0.1")
     name = "10M-mini/budget_tokens=20000+checkpoint_seconds=0.1/full/42"
     target = f"results/tiny/runs/{name}/run.parquet"

@@ -1,4 +1,4 @@
-"""A campaign through a real Slurm of one node: submitted, cancelled, gone on with."""
+"""A campaign on a real Slurm with one node: submitted, cancelled, continued."""
 
 import subprocess
 import sys
@@ -17,7 +17,7 @@ pytestmark = [
 ]
 VARIED = "budget_tokens=60000+checkpoint_seconds=0.2"
 CONFIG = ("--config", "campaign=tiny", "seeds=42", f"vary={VARIED.replace('+', ' ')}")
-# This Slurm has no accounts and keeps no accounting.
+# This Slurm has no accounts and no accounting.
 SLURM = ("--profile", "profiles/slurm", "--slurm-status-command", "squeue", "--slurm-no-account")
 QUICK = ("--slurm-init-seconds-before-status-checks", "2", "--latency-wait", "5")
 KILLED = f"10M-mini/{VARIED}/full/42"
@@ -35,7 +35,7 @@ def test_a_campaign_runs_through_slurm_and_a_cancelled_run_goes_on(tmp_path: Pat
             return [line.split() for line in lines]
 
         def begun() -> str | None:
-            """The job that trains the run and has saved a state."""
+            """Return the job that trains the run, once it has saved a state."""
             assert campaign.poll() is None, log.read_text()[-6000:]
             training = [n for n, *rest in jobs("%i %T %k") if rest == ["RUNNING", comment]]
             return training[0] if training and state.exists() else None
