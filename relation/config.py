@@ -285,7 +285,7 @@ class CampaignSection(Options):
     overrides: dict[Variant, Options] = key("Options of single variants at every scale")
     cross: list[dict[Name, Variation]] = key("Variations a-b, one part from each mapping")
     variations: dict[Name, Variation] = key("Named changes of options; default: `base`, no change")
-    columns: list[Column] = key("Settings that the report shows side by side, at most four")
+    columns: Annotated[list[Column], Field(max_length=4)] = key("Settings side by side, at most 4")
     diagnosed: list[Variant] = key("Variants whose checkpoints are diagnosed")
     length: Length | None = key("NLL on longer texts; null: not measured")
     efficiency_window: Annotated[Positive, Field(le=1)] = key(

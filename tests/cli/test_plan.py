@@ -235,6 +235,7 @@ def test_a_wrong_choice_is_refused_in_a_line(choices: dict, message: str) -> Non
         ("base: smoke\ncorpora: {sample: {path: null}}", "corpora.sample has no path and no str"),
         ("base: paper\ncorpora: {tinystories: {streams: [{name: x}]}}", "the key 'path' is mis"),
         ("base: smoke\ncolumns: [{variation: gpt}]", "no variation 'gpt'; did you mean 'gpt2'?"),
+        (f"base: smoke\ncolumns: {[{'variation': 'gpt2'}] * 5}", "List should have at most 4"),
         ("base: smoke\nlength: {scales: [30M-min]}", "no scale '30M-min'; did you mean '30M-mini'"),
         ("base: smoke\nsystems: {matched: {batches: {x: [8, 1]}}}", "batches.x: there is no scale"),
         ("base: tiny\ndiagnosed: [hybrid]", "diagnosed: no scale trains hybrid, or it has no flow"),
