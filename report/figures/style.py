@@ -219,7 +219,7 @@ def forest(bars: Sequence[Bar], label: str, width: float = NARROW, margin: float
             look = {"color": INK, "markerfacecolor": "none", "markersize": 5}
             axes.plot(bar.printed, -place, "D", label="the paper", **look)
         annotate(axes, (0, -place), bar.name, **placing)
-        annotate(axes, (1, -place), f"{estimate:+.4f}", ha="right", **placing)
+        annotate(axes, (1, -place), f"{estimate:+.4f}", xycoords=placing["xycoords"])
     if margin:
         look = {"color": MUTED, "alpha": 0.15, "linewidth": 0}
         axes.axvspan(-margin, margin, label=f"±{margin:g}, counts as equivalent", **look)
