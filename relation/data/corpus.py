@@ -1,8 +1,9 @@
 """Corpora: read local texts or data sets of the Hugging Face hub, and prepare them as tokens.
 
 Local texts are .txt files, in which lines of <|endoftext|> separate documents, and Parquet files
-with a column `text`. The validation split of one .txt file is its last tenth. Other corpora use the
-files named validation* or, without them, one document in fifty (`validation_modulus`), by its hash.
+with a column `text`. The validation split of one .txt file is its last tenth. A folder uses the
+files named validation*, a data set of the hub uses its own split. Without these files, or with
+`validation_modulus` for a data set, one document in `validation_modulus` (50) is held out by hash.
 """
 
 import hashlib
@@ -27,7 +28,7 @@ from relation.jobs import Data
 SPLITS = ("train", "validation")
 _LONGEST = 1 << 24  # characters in a document; encoding takes about 50 bytes of memory for each
 _TOKENS_AT_A_TIME = 1 << 22
-_MODULUS = 50  # for a folder without files named validation*
+_MODULUS = 50  # validation_modulus of local texts by default
 _MADE = [Path("corpora", name) for name in ("books", "library")]
 
 
@@ -114,8 +115,8 @@ def _local_documents(path: str) -> dict[str, Iterator[str] | None]:
 def fingerprint(path: str) -> str:
     """Return the SHA-256 of a local corpus's texts, in hexadecimal.
 
-    It covers the documents, their order and their splits, but no file names: the same texts in
-    other files and the same order are the same corpus. Raises InputError for texts without a word.
+    It covers the documents, their order and their splits, but no file names: if other files hold
+    the same texts in this order, it is the same corpus. Raises InputError for texts without a word.
     """
     digests, has_words = "", False
     for split, documents in _local_documents(path).items():
@@ -235,7 +236,7 @@ def _tokenizer_texts(data: Data) -> Iterator[str]:
 
 def unigram_entropy(tokens: np.ndarray) -> float:
     """Return the entropy in nats of the token frequencies in (N,) ids, without the first token."""
-    # In slices, because bincount widens its input to 8 bytes per token.
+    # In slices: bincount widens its input to 8 bytes per token. The first token is not predicted.
     starts = range(1, len(tokens), _TOKENS_AT_A_TIME)
     slices = (tokens[start : start + _TOKENS_AT_A_TIME] for start in starts)
     counts = sum(np.bincount(part, minlength=1 << 16) for part in slices)
@@ -259,7 +260,7 @@ def _check_size(data: Data, split: str, sizes: Iterable[int]) -> None:
 
 
 def check_texts(data: Data) -> None:
-    """Raise InputError if local texts are missing or have fewer bytes than the tokens needed.
+    """Raise InputError if local texts are missing or have fewer bytes than tokens are needed.
 
     Fast: it reads no more text than it needs, and trains no tokenizer. `prepare` counts tokens.
     """
@@ -271,7 +272,7 @@ def check_texts(data: Data) -> None:
 def prepare(data: Data, folder: Path) -> None:
     """Write tokenizer.json, train.bin, validation.bin and, last, data.parquet into `folder`.
 
-    The .bin files hold little-endian unsigned 16-bit ids, documents joined by end-of-text.
+    The .bin files hold little-endian unsigned 16-bit ids, with end-of-text after each document.
     """
     with records.held(folder.with_name(f".{folder.name}.lock"), data.name):
         texts_hash = None if data.path is None else fingerprint(data.path)

@@ -18,7 +18,7 @@ from relation.nn import Decoder
 if TYPE_CHECKING:
     from relation.data.windows import Mask
 
-SINKS = (1, 2, 4, 8, 16, 32)
+SINKS = (1, 2, 4, 8, 16, 32)  # sink_n: conditional historical mass on the first n tokens
 # The paper's distances of 128, 256 and 512 tokens are these fractions of its 1024 tokens.
 DISTANCES = {"beyond_eighth": 8, "beyond_quarter": 4, "beyond_half": 2}
 _FLOOR = 1e-20  # the paper clamps at this value
@@ -105,10 +105,10 @@ class Reading(NamedTuple):
 def read_flow(flow: Tensor, places: Tensor | None = None) -> Reading:
     """Flow, distance and sink metrics of (B, H, T, T); curves `self` by position and `distance`.
 
-    places: each token's position in its document, (B, T) int64; sinks are then documents' starts.
+    places: positions in documents, (B, T) int64; a sink is then the first tokens of each document.
     """
     length = flow.shape[-1]
-    # The profiles are small. A GPU's scatter_add would not give the same bits every time.
+    # On the CPU, because a GPU's scatter_add does not give the same bits every time.
     by_distance, by_source = (p.double().cpu() for p in history_profiles(flow))
     if places is not None:  # add up the mass by the source's position in its document
         places = places.cpu()[:, None].expand_as(by_source)  # (B, H, T)

@@ -93,8 +93,8 @@ def relation_mask(**options: Any) -> Tensor | None:
 
     None: causal. int32, (B, 1, 1, T): 1 at the first token of each document, for blocks that start
     a row; its memory is linear in T, and each padding token is a document. It is a tensor because
-    `generate` takes nothing else. bool, (B, 1, n, T): transformers' own mask, after cached tokens,
-    for a window shorter than the row, or if padding interrupts a text; padding then sees nothing.
+    `generate` takes nothing else. bool, (B, 1, n, T): transformers' own mask, in other cases: after
+    cached tokens, for a window within the row, or if padding interrupts text; padding sees nothing.
     Waits for the GPU once. Compiled, it does not wait, and interrupted text is a RuntimeError.
     """
     sees, text, window = (options.get(n) for n in ("mask_function", "attention_mask", "local_size"))

@@ -293,7 +293,7 @@ def _starts(places: Tensor | None, mask: Tensor | None, tokens: Tensor, read: in
 def _documents(mask: Tensor | None, starts: Tensor | None) -> Documents | None:
     """The documents of a padding mask (B, T) and `_starts`; None if each row is one document.
 
-    torch.compile does not know the number of documents, so `Documents.bounded` takes the largest.
+    torch.compile does not know how many documents there are, so the number of tokens bounds it.
     """
     begins, fits = starts, None
     if mask is not None:

@@ -152,7 +152,7 @@ class HistoryCache(Cache):
 
 
 class LinearState(Cache):
-    """The state of a Linear Relation layer, O(d^2 / H): `tensors` are C, (B, H, D, D)."""
+    """The state of a Linear Relation layer, O(d^2 / H): `tensors` holds C, (B, H, D, D)."""
 
     def replace(self, state: Tensor, tokens: int) -> None:
         """Replace C by the state after `tokens` more tokens."""

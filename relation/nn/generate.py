@@ -38,8 +38,8 @@ def generate_tokens(
     Stops before the token `stop`, which is not yielded. state: the decode state to continue from,
     by default an empty one. It stores the prompt and every drawn token except the last, and on a
     GPU it is up to date only when the iterator has ended. If you leave the iterator earlier, the
-    state may also hold the last token. Under autocast, tokens are computed in its dtype. With one
-    seed, devices differ only if the rounding of logits decides. Raises InputError for an empty
+    state may also hold the last token. Under autocast, tokens are computed in its dtype. With
+    one seed, devices draw different tokens only if rounding decides. Raises InputError for an empty
     prompt, an id outside the vocabulary or a count below 1, and RunError for non-finite logits.
     """
     rows = continuations(model, [prompt], count, sampling, stop, state or model.decode_state())
@@ -114,7 +114,7 @@ def continuations(
 def _plain_steps(
     model: Decoder, logits: Tensor, sampling: Sampling, count: int, state: DecodeState
 ) -> Iterator[list[int]]:
-    """Yield the ids (B,) of `count` tokens in turn; `model.decode` reads each of them."""
+    """Yield the ids (B,) of `count` tokens in turn; `model.decode` reads all but the last."""
     uniforms = uniform_numbers(sampling.seed, len(logits))
     for step in range(count):
         if step % CHUNK == 0:

@@ -56,7 +56,7 @@ class _Layer(nn.Module):
 
     @torch.no_grad()
     def _reset_own(self) -> None:
-        """Draw the parameters outside the projections, from PyTorch's default generator."""
+        """Initialise the parameters outside the projections, by PyTorch's default generator."""
         for name, parameter in self.named_parameters(recurse=False):
             if name in ("theta", "lam"):
                 parameter.fill_(self._config.lambda_init if name == "lam" else 0.0)
@@ -107,7 +107,7 @@ class _Layer(nn.Module):
             fit = 1 <= lengths.min() <= lengths.max() <= tokens
         if not fit:
             raise InputError(
-                f"begin() of the cache got other lengths; give {batch} from 1 to {tokens}, int64"
+                f"begin() of the cache got wrong lengths; give {batch} from 1 to {tokens}, int64"
             )
 
     def _check(self, x: Tensor) -> None:

@@ -69,7 +69,7 @@ class Mixer(nn.Module):
         self.theta = None
         if self.mixes_heads and config.givens:
             self.theta = nn.Parameter(torch.zeros(config.shared_heads // 2))
-        # Only the parity: torch.compile would compile the layer again for every other constant.
+        # Only the parity, because torch.compile would compile again for each value of a constant.
         self.pairing = layer_index % 2
 
     def split(self, x: Tensor) -> Tensor:

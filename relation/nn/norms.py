@@ -1,4 +1,4 @@
-"""RMSNorm before a mixer, and QK-norm of its coordinates, in the form that trains fastest.
+"""RMSNorm before mixers and SwiGLU, and QK-norm of coordinates, in the form that trains fastest.
 
 Both compute the same as PyTorch's `nn.RMSNorm`. Their backward passes are written by hand.
 """
@@ -30,8 +30,8 @@ class Normed(NamedTuple):
     def folds(self, linear: nn.Module) -> bool:
         """Whether to fold a scale or mixing into the projection's weight instead of the states.
 
-        Not if calling the module does more than multiply (LoRA, quantised weights, hooks). Not
-        while decoding: then there are fewer tokens than channels, and the weight is larger.
+        False if calling the module does more than multiply (LoRA, quantised weights, hooks). Also
+        false in decoding fewer tokens than channels, because the weight is then the larger one.
         """
         many = torch.is_grad_enabled() or self.states.shape[:-1].numel() >= self.states.shape[-1]
         return many and is_bare(linear)

@@ -19,7 +19,7 @@ class Sampling:
     """How to draw the next token. Raises InputError for values out of range.
 
     temperature divides the logits; 0 takes the likeliest token. top_k keeps the k likeliest tokens
-    (None: all). Then top_p keeps the fewest likeliest tokens that have at least this probability.
+    (None: all). Then top_p keeps the fewest likeliest tokens that together have this probability.
     """
 
     temperature: float = 1.0
@@ -67,7 +67,7 @@ def next_token_probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
 
 
 def kernel_draws(logits: Tensor, sampling: Sampling) -> bool:
-    """Whether a kernel draws from these logits (B, V): FP32, and `sampling.whole`."""
+    """Whether a kernel can draw from these logits (B, V): FP32, contiguous, `sampling.whole`."""
     fits = logits.dtype == torch.float32 and logits.is_contiguous()
     return sampling.whole and fits and decoding.why_unavailable(logits.device) is None
 

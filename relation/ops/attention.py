@@ -17,10 +17,10 @@ from relation.kernels.documents import Documents, check_documents, unseen
 
 
 def scores(p1: Tensor, p2: Tensor) -> Tensor:
-    """Return U_ij = p1_i . p2_j / sqrt(D) (Eq. 1): (B, H, n, T), FP32 at least. MHA gives q and k.
+    """Return U_ij = p1_i . p2_j / sqrt(D) (Eq. 1): (B, H, n, T), FP32 at least.
 
-    p1: (B, H, n, D). p2: (B, H, T, D), or fewer heads. The product has the inputs' dtype, but FP16
-    inputs are multiplied in FP32, because p1_i . p2_j may exceed 65504, the largest FP16 number.
+    p1: (B, H, n, D), q in MHA. p2: (B, H or fewer, T, D), k in MHA. The product has the inputs'
+    dtype, but FP16 inputs are multiplied in FP32: the product may exceed 65504, FP16's largest.
     """
     wide = torch.promote_types(p1.dtype, torch.float32)
     if p1.dtype == torch.float16:
@@ -80,7 +80,7 @@ def causal_attention(
 def attention_step(
     q: Tensor, k: Tensor, v: Tensor, *, null: bool = False, visible: Tensor | None = None
 ) -> Tensor:
-    """Return causal attention of n new tokens, the last n rows of `causal_attention`.
+    """Return the last n rows of `causal_attention`, those of n new tokens: (B, H, n, D).
 
     q: (B, H, n, D), the new tokens. k, v: (B, H or a divisor of it, T, D), all tokens, with the new
     ones last. visible: which tokens each new one sees, bool (n, T) or (B, 1, n, T); None: causal.
@@ -101,8 +101,8 @@ def fused_attention(
 ) -> Tensor:
     """`causal_attention` by the named PyTorch kernel, never by another one.
 
-    Documents need FlashAttention: a GPU runs its variable-length kernel, a CPU one call per
-    document. PyTorch raises RuntimeError if the kernel does not take the inputs.
+    Documents need FlashAttention without `null`, else InputError. A GPU runs its variable-length
+    kernel, a CPU one call per document. PyTorch raises RuntimeError for inputs that do not fit it.
     """
     check_groups(q=q, k=k, v=v)
     check_documents(documents, q)

@@ -58,7 +58,7 @@ def _compiled():
 def _tiles(p1: Tensor) -> dict[str, int] | None:
     """Kernel options for heads wider than 256, which overflow shared memory by default; else None.
 
-    One stage of FlexAttention's default 64 rows and 32 columns takes 128 KiB at 512 channels.
+    One stage of the default 64 rows and 32 columns takes 128 KiB at 512 channels of 16 bits.
     """
     if not p1.is_cuda or p1.shape[3] <= 256:
         return None

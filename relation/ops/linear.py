@@ -63,10 +63,10 @@ def linear_relation(
     *,
     documents: Documents | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Ask Self, Ask Others, Answer, Become Others, one token at a time (Eq. 16).
+    """Return Linear Relation by tokens: Ask Self, Ask Others, Answer, Become Others (Eq. 16).
 
     p1, p2, info, tau: as in `full_relation`. log_retention: g = log alpha <= 0, (B, H, T, D), any
-    floating dtype; -inf forgets everything. state: C after the tokens before, (B, H, D, D), the
+    floating dtype; -inf forgets everything. state: C after the preceding tokens, (B, H, D, D), the
     retained channel first; None: C = 0. documents: each starts with C = 0, so a state may not be
     given too. Returns y, (B, H, T, D) in info's dtype, and the final C. C and all sums are FP32
     (FP64 for FP64 inputs). Raises InputError for arguments that do not fit.

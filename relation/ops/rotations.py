@@ -16,9 +16,9 @@ from relation.kernels.checks import (
     once_differentiable,
 )
 
-# An operator computes cosines and sines. Without it, torch.compile would fuse them into the kernel
-# that multiplies by them and compute them again for each of B x H x T x D numbers. `custom_op` is
-# not used: its operators import torch._dynamo at their first call, in every process.
+# A PyTorch operator computes cosines and sines. Otherwise torch.compile would fuse them into the
+# kernel that multiplies by them and compute them again for each of B x H x T x D numbers. It is not
+# made by `custom_op`, whose operators import torch._dynamo at their first call in every process.
 define("relation::cos_sin", "(Tensor angle) -> (Tensor, Tensor)", tags=torch.Tag.pt2_compliant_tag)
 
 

@@ -81,7 +81,7 @@ def _masses(gap: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class _TiledRelation(torch.autograd.Function):
-    """The scan and its backward. p1: (B, groups, heads per group, T, D), p2 and info: 1 head."""
+    """Scan and backward. p1: (B, groups, heads per group, T, D), p2 and info: 1 head per group."""
 
     @staticmethod
     def forward(ctx, p1, p2, info, lam, tau, transport_self, silu, log_i, starts):

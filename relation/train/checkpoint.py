@@ -25,7 +25,7 @@ _DAMAGE = (SafetensorError, AttributeError, KeyError, RuntimeError, TypeError, V
 def write(path: Path, tensors: Mapping[str, torch.Tensor], metadata: dict[str, str]) -> None:
     """Write a safetensors file atomically: a kill leaves either the old file or the new one.
 
-    Raises OSError if writing fails, and RunError if the disk is full.
+    Raises OSError or RunError if the disk fails or is full.
     """
     with records.atomic(path) as temporary:
         temporary.touch()

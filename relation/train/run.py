@@ -79,7 +79,7 @@ def _train(
     mask = document_mask(run.document_mask, data)
     documents = bounded_mask(run.document_mask, data, windows, updates, run.micro)
 
-    # Model and optimiser: both runs of a pair start from equal weights, unless init_key is set.
+    # Model and optimiser: runs of a pair start from equal weights if their init_keys are equal.
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     execution = Execution(**run.backends, compiled=run.compile)
@@ -227,7 +227,7 @@ def _probes(
     validates: bool,
     reads_flow: bool,
 ) -> Iterator[dict]:
-    """Yield lambda, angles and flow metrics of each layer, and the NLL on the first tokens.
+    """Yield lambda, angles and flow metrics by layer, and the NLL on the first validation tokens.
 
     Changes neither the model nor a random state. Raises DivergedError if a flow is not finite.
     """

@@ -64,7 +64,7 @@ class UpdateStep:
         the loss (nat/token) and the gradient's L2 norm before clipping, both scalars on the device.
         """
         total = torch.zeros((), device=self.device)
-        # On a GPU a tensor, as in the graphs: PyTorch rounds a division by a number differently.
+        # A tensor on a GPU, as in the graphs: division by a Python number rounds differently.
         on_gpu = self.device.type == "cuda"
         divisor = torch.full((), float(tokens), device=self.device) if on_gpu else tokens
         for number, (inputs, targets) in enumerate(batches):  # (B, T) each
@@ -179,7 +179,7 @@ def check_all_learn(model: torch.nn.Module, optimizer: torch.optim.Adam, run: st
 def summed_nll(
     model: nn.Module, inputs: Tensor, targets: Tensor, documents: Documents | None = None
 ) -> Tensor:
-    """Return the sum of the targets' negative log-likelihoods in nats, a FP32 scalar.
+    """Return the sum of the targets' negative log-likelihoods in nats, an FP32 scalar.
 
     inputs, targets: (B, T) int64; a target that is IGNORED adds nothing. documents: the documents
     of the inputs. On a GPU with gradients enabled, a kernel computes loss and gradient together.
@@ -224,8 +224,7 @@ def _fuses(device: torch.device, vocabulary: int) -> bool:
     """Whether the loss kernel is used: on a GPU, outside Triton's interpreter, if V fits."""
     if device.type != "cuda" or kernels.why_unavailable(device) is not None:
         return False
-    # Imported here, because it imports Triton.
-    from relation.kernels.cross_entropy import LARGEST_VOCABULARY
+    from relation.kernels.cross_entropy import LARGEST_VOCABULARY  # here: it imports Triton
 
     return vocabulary <= LARGEST_VOCABULARY
 
