@@ -168,7 +168,8 @@ def _warn(operator: str, name: str, dtype: torch.dtype, width: int, device: torc
     """Warn once per case that a GPU does not run an operator's fastest backend, and say why."""
     best = _BEST[operator]
     why = BACKENDS[operator][best].why_unavailable(device)
-    why = why or f"it does not take {str(dtype).removeprefix('torch.')} at head width {width} here"
+    call = f"{str(dtype).removeprefix('torch.')}, head width {width}, its documents or null logit"
+    why = why or f"it does not take this call ({call})"
     warnings.warn(f"{operator} on {device} runs {name!r} and not {best!r}: {why}", stacklevel=2)
 
 
