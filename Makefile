@@ -2,7 +2,7 @@
 
 PYTHON ?= python3
 BIN := $(CURDIR)/.venv/bin
-# A file of locks/. Without an NVIDIA GPU: PyTorch's CPU build, which saves gigabytes of CUDA.
+# Name of a file in locks/. Without an NVIDIA GPU, PyTorch's CPU build saves gigabytes of CUDA.
 LOCK ?= $(if $(shell command -v nvidia-smi 2>/dev/null),cuda,cpu)
 READY := .venv/.ready-$(LOCK)
 INSTALL := "$(BIN)/python" -m pip install --quiet --disable-pip-version-check --no-deps
@@ -42,7 +42,7 @@ ifeq ($(LOCK),cpu)
 	  "torch==$(shell sed -n 's/^torch==//p' constraints.txt)+cpu"
 endif
 	$(INSTALL) --require-hashes -r locks/$(LOCK).txt
-# compat: a .pth file, so that a script next to the clone does not import a folder relation/ there.
+# compat writes a .pth file; without it, a script next to the clone imports a clone named relation/.
 	$(INSTALL) --no-build-isolation --config-settings editable_mode=compat -e .
 	@touch $@
 

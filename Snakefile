@@ -1,7 +1,8 @@
 """The reproduction as one DAG: data, runs, measurements, report.
 
 `snakemake --cores all` makes the report of the campaign that config.yaml chooses. A job runs again
-if the hash of its specification changed or its output is missing. An edit of code repeats no job.
+if the hash of its specification or an input changed, or if its output is missing. An edit of the
+report's code makes only the report again. Other edits of code repeat no job.
 """
 
 import sys

@@ -1,7 +1,7 @@
 """Check operators, the paper's identities and a training step's gradients against FP64.
 
 The yardstick is the error of the definition in the same precision. An operator or a gradient may
-have twice that error plus a share of the truth: 1e-3 for 16 bits, 1e-5 for FP32, 1e-12 for FP64.
+have twice that error plus a part of the truth's size: 1e-3 in 16 bits, 1e-5 in FP32, 1e-12 in FP64.
 
 `operators` checks a campaign's backends of Full and Linear Relation. `gradients` checks every
 parameter's gradient in its training step. Both use `deviations`.
@@ -30,8 +30,8 @@ from relation.variants import MIXERS, ModelConfig
 Operator = Callable[..., Any]
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
 SLACK = {torch.bfloat16: 1e-3, torch.float16: 1e-3, torch.float32: 1e-5, torch.float64: 1e-12}
-# BF16 rounds a flow value to 2^-9 of it; the sums of a row and of a score add to that. Mixing
-# rounds an entry once: squared lengths are off by 2^-8, entries that are mixed back by 3 * 2^-9.
+# BF16 rounds a flow value by up to 2^-9 of it; the sums of a row and of a score add to that. Mixing
+# rounds an entry once: squared lengths are off by 2^-8, entries mixed back by 3 * 2^-9.
 _IDENTITY_SLACK = {"bf16": 2.0**-7, "fp32": 1e-5, "fp64": 1e-12}
 # H, T and D of these checks. Unit vectors show the flow and the mixing, so `identity` needs D = T
 # and `mixing` needs T = H. The recurrence's T is three chunks of the Triton kernel plus 8 tokens.
@@ -43,7 +43,7 @@ _SIZES = {
 }
 _TO_THE_BIT = "no output reads a later token"
 _FORGOTTEN = (0.01, 10.0)  # largest -g per token: head 0 keeps nearly all, head 1 little
-_FEWEST_FOR_LARGEST = 16  # fewer elements are checked by RMS and scale alone
+_FEWEST_FOR_LARGEST = 16  # gradients with fewer elements: RMS and scale only
 _STANDARD_ERRORS = 4  # of a scale error; chance alone exceeds four once in 16,000
 # Half of the 2% error that must be found; noise of the faulty gradient may hide the other half.
 _LARGEST_SCALE_ERROR = 0.01
@@ -321,8 +321,8 @@ def operators(check: Check, out: Path) -> None:
     records.write(out, "checks", rows, shared)
 
 
-# Gradients. In FP64 the chunked form equals the recurrence up to rounding. It launches a few
-# kernels in total, the recurrence some for every token.
+# Gradients. In FP64 the chunked form equals the recurrence up to rounding. It launches few kernels,
+# while the recurrence launches several for every token.
 _TRUTH = {"mha": "reference", "full": "reference", "calibrated": "reference", "linear": "chunked"}
 _GAIN, _SPREAD = 0.8, 0.3
 
@@ -331,9 +331,9 @@ _GAIN, _SPREAD = 0.8, 0.3
 def _draw_weights(model: Decoder, initial: dict[str, Tensor], seed: int) -> None:
     """Draw weights for which every parameter matters; initial: the initial weights by name.
 
-    Matrices are normal with sd 0.8/sqrt(inputs), which gives scores of order 1. Norm scales,
-    retention and angles, which start at 0, are drawn around their initial values. Lambda is drawn
-    around 1: Exchange, a sum over i tokens divided by i^lambda, then weighs as much as Self.
+    Matrices are normal with sd 0.8/sqrt(inputs), which gives scores of order 1. Angles (0 at the
+    start), norm scales and retention are drawn around their initial values. Lambda is drawn around
+    1: Exchange, a sum over i tokens divided by i^lambda, then weighs as much as Self.
     """
     generator = torch.Generator(model.embedding.weight.device).manual_seed(seed)
     for name, parameter in model.named_parameters():
@@ -358,7 +358,7 @@ def _draw_tokens(side: Side, seed: int, device: torch.device) -> Tensor:
 
 
 def _eager_gradients(model: Decoder, tokens: Tensor, precision: str) -> dict[str, Tensor]:
-    """Each parameter's gradient of the mean NLL, by PyTorch's cross-entropy in at least FP32."""
+    """The gradient of the mean NLL by parameter, with PyTorch's cross-entropy in at least FP32."""
     model.zero_grad()
     for part in tokens:
         with autocast(part.device, precision):

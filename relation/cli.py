@@ -49,7 +49,7 @@ def _check_hash(options: Namespace, hash: str, job: str) -> None:
 
 
 def _begin(options: Namespace, hash: str, job: str) -> None:
-    """Check the hash and use one thread, because the number of threads changes rounding."""
+    """Check the hash. Use one thread, because the number of threads changes rounding."""
     import torch
 
     _check_hash(options, hash, job)
@@ -273,7 +273,7 @@ def _plan(campaign: Campaign, options: Namespace) -> None:
     if old:
         print(f"These runs replace {len(old)} finished runs with another text or other keys:")
         print(*(f"  {name}" for name in old[:3]), *["  ..."] * (len(old) > 3), sep="\n")
-    # Last, to print the plan even if texts are missing. The error then stops `make`.
+    # Last, so that the plan is printed even if texts are missing. The error stops `make`.
     for path in (Path(path) for path in todo if path.startswith("data/")):
         check_texts(campaign.data[path.parent.name])
 
@@ -401,7 +401,7 @@ def build_parser() -> argparse.ArgumentParser:
     generate.add_argument("--tokens", type=int, default=200, help="tokens to write, at most (200)")
     generate.add_argument("--temperature", type=float, default=1.0, help="0: likeliest token (1)")
     generate.add_argument("--top-k", type=int, help="draw from the k likeliest tokens (all)")
-    generate.add_argument("--top-p", type=float, default=1.0, help="keep this much probability (1)")
+    generate.add_argument("--top-p", type=float, default=1.0, help="nucleus sampling threshold (1)")
     generate.add_argument("--seed", type=int, default=0, help="random seed (0)")
     export = add("export", _export, "write a run as a folder that transformers can load", RUN)
     export.add_argument("--folder", type=Path, required=True, help="new folder to write")
@@ -429,8 +429,8 @@ def _run(arguments: list[str]) -> None:
 def main(arguments: list[str] | None = None) -> int:
     """Run one command and return the exit status.
 
-    0: success. 2: an error, explained in one line. As for signals in a shell, 130: Ctrl-C, and
-    141: the reader of standard output closed it.
+    0: success. 2: an error, explained in one line. 130: Ctrl-C. 141: the reader of standard output
+    closed the pipe. Both are 128 plus the signal's number, as in a shell.
     """
     try:
         try:

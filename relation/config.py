@@ -87,7 +87,7 @@ class Section(BaseModel):
         return values
 
     def as_dict(self) -> dict[str, Any]:
-        """The keys that the mapping sets, with plain values."""
+        """The keys that were set explicitly, with plain values."""
         return self.model_dump(exclude_unset=True)
 
 
@@ -100,7 +100,7 @@ class Backends(Section):
 
 
 class Options(Section):
-    """The options that determine a run, and how it is executed."""
+    """The options of a run: those that determine its result, and how it is executed."""
 
     corpus: StrictStr = key("Name of the corpus, one of `corpora`")
     vocabulary: StrictInt = key("Vocabulary size of the tokenizer", ge=257, le=65536)
@@ -132,7 +132,7 @@ class Options(Section):
     adam_eps: Positive = key("Epsilon of AdamW")
     decay_embedding: StrictBool = key("Whether weight decay applies to the tied embedding")
     decay_vectors: StrictBool = key("Weight decay also on norms, lambda, angles, A_log and dt_bias")
-    plateau_fraction: Positive = key("Share of the budget before the rate falls to zero", lt=1)
+    plateau_fraction: Positive = key("Share of the budget before the rate starts to fall", lt=1)
     document_mask: Literal["none", "documents"] = key("documents: a token sees only its document")
     device: Literal["cpu", "cuda"] = key("Device of the runs")
     precision: Literal["fp32", "bf16"] = key("bf16: BF16 autocast with FP32 master weights")
@@ -143,10 +143,10 @@ class Options(Section):
     divergence: Literal["fail", "record"] = key("On a non-finite loss: fail, or record the run")
     probes: Count = key("Flow probes in training, evenly spaced; one more at the start")
     validations: Count = key("Validation NLLs in training, evenly spaced; one more at the start")
-    validation_tokens: Count = key("First tokens of the validation split for `validations`")
+    validation_tokens: Count = key("Number of first validation tokens that `validations` read")
     flow_sequences: Count = key("Validation sequences per diagnosed checkpoint (Appendix B.4)")
-    flow_length: Count = key("First tokens of a sequence for flow metrics; at most the context")
-    rank_length: Count = key("First tokens of a sequence for spectra; at most the context")
+    flow_length: Count = key("Tokens of a sequence that flow metrics read, at most the context")
+    rank_length: Count = key("Tokens of a sequence that spectra read, at most the context")
 
 
 class Stream(Section):
@@ -168,13 +168,13 @@ class Corpus(Section):
     )
     streams: list[Stream] | None = key("Data sets of the hub, mixed in equal shares of tokens")
     validation_modulus: Annotated[StrictInt, Field(ge=2)] | None = key(
-        "Validate on documents whose text's SHA-256 is 0 modulo this, if no file is validation*; "
-        "null: 50 for a folder, the last tenth of a text file, a data set's own split"
+        "Documents whose SHA-256 is 0 modulo this validate; null: 50, or a hub data set's split. "
+        "Not used for files named validation* and for one .txt file, whose last tenth validates"
     )
     train_tokens: Count | None = key("Maximum tokens of the training split; null: all")
     validation_tokens: Count | None = key("Maximum tokens of the validation split; null: all")
     tokenizer_characters: Count | None = key("Characters to train BPE on; null: all")
-    document_characters: Count | None = key("Shuffle pieces this long; null: keep documents")
+    document_characters: Count | None = key("Cut into pieces this long, shuffled; null: no")
 
 
 class Scale(Options):
@@ -236,7 +236,7 @@ class Sweep(Section):
 class Systems(Section):
     """The systems benchmarks (Appendix F)."""
 
-    warmup_updates: Annotated[StrictInt, Field(ge=0)] = need("Updates before the first timed one")
+    warmup_updates: Annotated[StrictInt, Field(ge=0)] = need("Warm-up updates, at least 2")
     rounds: Count = need("Rounds; each measures all sides of a comparison in turn")
     measured_updates: Count = need("Complete updates timed per round")
     baseline: Backends = need("Backend of MHA in the comparisons")
@@ -245,12 +245,12 @@ class Systems(Section):
     matched: Batches | None = key("MHA and Full Relation at the scale's context")
     linear_steady: Batches | None = key("Linear Relation at one context")
     linear_long: Sweep | None = key("Linear Relation at growing contexts")
-    complexity: Sweep | None = key("Time and memory of one layer's operator against T")
+    complexity: Sweep | None = key("Time and decode state of one layer's operator against T")
     decode: Sweep | None = key("Time of one token of whole models after growing contexts")
 
 
 class RecallSection(Section):
-    """Multi-query associative recall (Arora et al. 2023) with two layers of each mixer."""
+    """Multi-query associative recall (Arora et al. 2023) with two-layer models of each mixer."""
 
     mixers: list[Mixer] = need("Mixers to train")
     widths: Annotated[list[Count], Field(min_length=1)] = need("Widths d of the models")
@@ -272,7 +272,7 @@ class RecallSection(Section):
 class CampaignSection(Options):
     """A campaign, `config/<campaign>.yaml`. It may set any option for all its runs."""
 
-    base: Name = key("Campaign to start from; mappings are merged, null removes a key")
+    base: Name = key("Campaign to start from; mappings are merged, null removes an entry")
     title: StrictStr = key("Its name in words")
     description: StrictStr = key("What it trains, in one sentence")
     notice: StrictStr = key("Notice in the report: what its values compare with; may be empty")
@@ -283,9 +283,9 @@ class CampaignSection(Options):
     corpora: dict[Name, Corpus | None] = key("Corpora by name")
     scales: dict[Name, Scale | None] = key("Model sizes by name")
     overrides: dict[Variant, Options] = key("Options of single variants at every scale")
-    cross: list[dict[Name, Variation]] = key("Variations a-b, one part from each mapping")
+    cross: list[dict[Name, Variation]] = key("Combines one entry of each mapping: variation a-b")
     variations: dict[Name, Variation] = key("Named changes of options; default: `base`, no change")
-    columns: Annotated[list[Column], Field(max_length=4)] = key("Settings side by side, at most 4")
+    columns: Annotated[list[Column], Field(max_length=4)] = key("Columns of the report, at most 4")
     diagnosed: list[Variant] = key("Variants whose checkpoints are diagnosed")
     length: Length | None = key("NLL on longer texts; null: not measured")
     efficiency_window: Annotated[Positive, Field(le=1)] = key(
@@ -311,7 +311,7 @@ class Choice(Section):
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML with unique keys in which 1e-5 is a number; YAML 1.1 reads it as text."""
+    """YAML in which keys are unique and 1e-5 is a number. YAML 1.1 reads 1e-5 as text."""
 
     def construct_mapping(self, node, deep=False):
         seen = set()
@@ -375,8 +375,8 @@ def _merge(base: Mapping, changes: Mapping) -> dict:
 def campaign_values(name: str, folder: Path) -> dict:
     """A campaign's values, merged over those of its bases.
 
-    folder: holds the campaigns' files. Raises InputError with the file's name for an unknown
-    campaign or key.
+    folder: holds the campaigns' files. Raises InputError for an unknown campaign or key, an invalid
+    value, or bases that form a cycle.
     """
     names, values = [name], []
     while names[-1] is not None:
@@ -397,7 +397,7 @@ def campaign_values(name: str, folder: Path) -> dict:
     merged.pop("base", None)
     for section in ("scales", "corpora"):
         merged[section] = {k: v for k, v in merged.get(section, {}).items() if v is not None}
-    # A base may name a scale that this campaign removes. The campaign's own file may not.
+    # A base may name a scale that this campaign removes. The campaign's own file must not.
     validated(CampaignSection, values[0], f"config/{name}.yaml", merged["scales"], whole=False)
     return merged
 

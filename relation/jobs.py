@@ -13,8 +13,8 @@ from typing import Any
 
 from relation.variants import ModelConfig
 
-# Fields of a corpus and of a run that are not hashed: names, places and execution; `Run` adds model
-# and data itself. Every other field is hashed if it differs from its default.
+# Fields that are not hashed with a corpus or a run: names, places, execution, probes, diagnostics.
+# `Run` adds model and data itself. Every other field is hashed if it differs from its default.
 _DATA_NOT_HASHED = ("campaign", "corpus", "title", "path", "source", "largest_context")
 _DATA_NOT_HASHED += ("diagnosed_tokens",)
 _RUN_NOT_HASHED = ("campaign", "variation", "scale", "variant", "further", "model", "data")

@@ -39,7 +39,7 @@ def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
     return tensor.to(device)
 
 
-_SHARES = 60  # locks per GPU: divisible by 1 to 6 runs
+_SHARES = 60  # locks per GPU; 1 to 6 runs can share them equally
 
 
 def _lock(name: str) -> FileLock:
@@ -129,7 +129,7 @@ def deterministic_algorithms(enabled: bool) -> Iterator[None]:
 class Progress(tqdm):
     """A bar of `total` units, drawn ten times a second on a terminal, every 15 s in a log file."""
 
-    monitor_interval = 0  # no monitor thread, as benchmarks fork
+    monitor_interval = 0  # no monitor thread, because benchmarks fork
 
     def __init__(self, label: str, total: int, unit: str, done: int = 0):
         interval = 0.1 if sys.stderr.isatty() else 15.0

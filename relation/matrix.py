@@ -161,7 +161,7 @@ class Matrix:
 
     def runs(self) -> tuple[list[Run], dict[str, Data], dict[str, str]]:
         """All runs, each specification once; the corpora; variations that equal earlier ones."""
-        planned: dict[tuple, tuple[dict, bool]] = {}  # by address: options, is further
+        planned: dict[tuple, tuple[dict, bool]] = {}  # by address: options, and if further
         readers: dict[tuple, list[dict]] = {}  # options by corpus and vocabulary
         for scale, section in self.section.scales.items():
             for variant in PAIRED if section.variants is None else section.variants:
@@ -180,7 +180,7 @@ class Matrix:
                     readers.setdefault((o["corpus"], o["vocabulary"]), []).append(o)
                     for seed in (*seeds, *(further if variant in PAIRED else ())):
                         planned[scale, variation, variant, seed] = (o, seed in further)
-        # A variation changes other runs' flow windows only if no scale itself names its corpus.
+        # For flow windows, variations' contexts count only for corpora that no scale itself reads.
         longest = {n: max(o["context"] for o in each) for n, each in readers.items()} | longest
         data = {names: self.data(*names, options) for names, options in readers.items()}
         runs: dict[str, Run] = {}
@@ -233,7 +233,7 @@ def _path_or_streams(corpus: str) -> tuple[Path | None, list[dict] | None]:
 
 
 def _check_backends(where: str, variant: str, o: Mapping) -> None:
-    """Raise InputError for a backend that cannot separate documents, or that lacks its GPU."""
+    """Raise InputError for a backend that cannot separate documents, or a GPU's on a CPU."""
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     for letter in dict.fromkeys(VARIANTS[variant].pattern):
         used = (MIXERS[letter], o["backends"].get(MIXERS[letter]))

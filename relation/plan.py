@@ -72,7 +72,7 @@ class Campaign:
     """One campaign, restricted to the choices of config.yaml.
 
     planned: all runs of the campaign; trained: their variants; runs: the chosen runs; variations:
-    the options of each variation; columns: the report's settings; settings: an input of `load`.
+    the changes of each variation; columns: the report's settings; settings: what `load` can read.
     """
 
     def __init__(self, choice: Choice, choices: Mapping, values: Mapping):
@@ -100,7 +100,7 @@ class Campaign:
         if choice.vary:
             varied, changes = _one_off(choice.vary, section.scales)
             base = variations[chosen[0]]
-            if base is not next(iter(variations.values())):  # several may get the same change
+            if base is not next(iter(variations.values())):  # others may get the same change
                 varied = f"{chosen[0]}+{varied}"
             base_scales = [scale for scale in scales if scale in base.get("scales", scales)]
             variations[varied] = {**base, "title": varied, "scales": base_scales, **changes}
@@ -229,7 +229,7 @@ class Campaign:
         return jobs[name]
 
     def gpu_jobs(self) -> int:
-        """How many jobs run at once on this machine's GPUs; 1 on a CPU, where cores are counted."""
+        """How many jobs run at once on this machine's GPUs; 1 on a CPU, where cores limit jobs."""
         if self.device == "cpu":
             return 1
         from torch.cuda import device_count

@@ -50,7 +50,7 @@ FILES = {
     "checks": "check/operators.parquet",
     "gradients": "check/gradients.parquet",
 }
-# Studies that ended but are still cited: repeated random tokens, and NLL without Self.
+# Kinds of finished studies, still cited: repeated random tokens, and NLL without Self.
 CITED = ["copying", "self_use"]
 # Rows that agree in these columns come from one job and are replaced together.
 UNITS = dict.fromkeys([*FILES, *CITED], RUN_KEY) | {
@@ -200,7 +200,7 @@ def write(
         table = pa.Table.from_pandas(rows.assign(**values), layout, preserve_index=False)
     else:
         table = pa.Table.from_pylist(rows, layout)
-    encodings = {}  # smallest: floats split by byte, the rest as dictionaries
+    encodings = {}  # for small files: floats split by byte, the rest as dictionaries
     for name, arrow_type in zip(layout.names, layout.types, strict=True):
         if pa.types.is_floating(arrow_type):
             encodings[name] = "BYTE_STREAM_SPLIT"
@@ -366,7 +366,7 @@ def merge(
 def publish(campaign: str) -> list[str]:
     """Merge a campaign's collected rows into results/published/<campaign>/; list the changes.
 
-    Flow maps are published only for the lowest seed of a scale and variation. Safe to repeat.
+    Flow maps are published only for the lowest seed of each scale and variation. Safe to repeat.
     """
     source, target = RESULTS / campaign, PUBLISHED / campaign
     merged, lines = {}, []

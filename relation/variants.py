@@ -59,7 +59,7 @@ ARMS = (*PAIRED, *(variant.name for variant in _FAIR))
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The shape of a decoder-only model (Section 6, Appendix B.1). InputError if it is impossible.
+    """The shape of a decoder-only model (Section 6, Appendix B.1). Raises InputError if invalid.
 
     layout: one letter per layer: A for MHA, F for Full Relation, L for Linear Relation, C for MHA
         with Relation's count calibration and Self.
@@ -67,9 +67,9 @@ class ModelConfig:
         None: as many as heads.
     qk_norm: RMSNorm of p1 and p2 in every head before RoPE; the heads of a layer share the gains.
         output_gate: multiplies the mixer's output, before W_O, by the sigmoid of a d x d projection
-        of the layer's normalised input. null_logit: adds a zero key and a zero value to MHA.
-    init_std: sd of the normal initial weights. linear_init: "torch" initialises projections as
-        `nn.Linear` does, uniform within 1/sqrt(fan_in). embedding_std: sd of the embedding.
+        of the layer's normalised input. null_logit: a zero key and value before MHA's first ones.
+    init_std: sd of the normal initial weights. embedding_std: that of the embedding if it differs.
+    linear_init: "torch" initialises projections as `nn.Linear` does, uniform within 1/sqrt(fan_in).
     scale_residual_init: divides the initial W_O and W_down by sqrt(2 layers), as in GPT-2.
     embedding_multiplier: multiplies the embeddings that the first block reads.
     """
@@ -159,9 +159,9 @@ class ModelConfig:
 
 
 def backend_names(config: ModelConfig, backends: Mapping[str, str]) -> str:
-    """The backends of a model's operators, joined by commas; "automatic" if none is named.
+    """The backends of a model's operators, each once, joined by commas.
 
-    backends: the backend of each operator, by the operator's name.
+    backends: by the operator's name. An operator without a backend is "automatic".
     """
     used = [name for letter, name in MIXERS.items() if letter in config.layout]
     return ", ".join(dict.fromkeys(backends.get(name, "automatic") for name in used))

@@ -4,7 +4,7 @@ python tools/make_corpus.py BOOKS            makes corpora/books
 python tools/make_corpus.py BOOKS LUEE RCDM  makes corpora/library too
 
 Each argument is a checkout of a repository below at the given commit. A row has `text`, a chapter
-or a part of one, and `source`. A corpus must have the fingerprint given in config/books.yaml.
+or a part of one, and `source`. The result must have the fingerprint in config/books.yaml.
 
 BOOKS  mlschmitt/classic-books-markdown at 944882722e9a96fa6cf2739dc2ea757e101f412f
 LUEE   LuEE-C/FewShotAuthorClassificationMetaLearning at 4c84f818a17dc19b592dbcd0fa004f2c6df8116a
@@ -28,7 +28,7 @@ import pyarrow.parquet as pq
 from relation.config import read
 from relation.data.corpus import fingerprint
 
-SHARD = 44_000_000  # characters; a shard of the library ends after the book that reaches them
+SHARD = 44_000_000  # characters; a shard of the library ends with the book that reaches this size
 SHARDS = 13
 LARGEST = 4 << 20  # bytes; snapshots of the Gutenberg repositories lacked files from this size on
 Rows = list[tuple[str, str]]
@@ -131,9 +131,9 @@ HEADING = re.compile(
     r"|[IVXLC]+\.?(?:\s|$)|\d{1,3}\.?$",
     re.IGNORECASE,
 )
-PAUSES = tuple(".!?:;,\"')]—-")  # what a line of prose ends with
-ENDS = tuple(".!?:\"')]—-")  # a paragraph
-SENTENCE = tuple(".!?:;\"'")  # a sentence, before an indented line
+PAUSES = tuple(".!?:;,\"')]—-")  # a line of prose ends with one of these
+ENDS = tuple(".!?:\"')]—-")  # a paragraph of prose ends with one of these
+SENTENCE = tuple(".!?:;\"'")  # so does the line before an indented line that begins a paragraph
 
 
 def plain_text(content: bytes, wants_header: bool) -> str | None:
@@ -192,7 +192,7 @@ def without_transcribers(blocks: list[tuple[int, list[str]]]) -> Iterator[tuple[
         elif NOTE.match(said):
             if i > 0.9 * len(blocks):
                 return
-            skipped = int(len(said) < 60)  # a bare heading: what follows is the note
+            skipped = int(len(said) < 60)  # a heading without text: the next block is the note
         elif not LINE.search(said):
             yield block
 
@@ -285,7 +285,7 @@ def words_of(text: str) -> list[str]:
 
 
 def shingles_of(words: list[str], every: int = 8) -> list[int]:
-    """Hashes of all runs of 13 words; about one in `every` is kept."""
+    """Hashes of the sequences of 13 words; about one in `every` hashes is kept."""
     hashes = np.array([word_hash(word) for word in words], np.uint64)
     count = max(0, len(words) - N + 1)
     terms = (hashes[j : j + count] * power for j, power in enumerate(POWERS))
@@ -348,7 +348,7 @@ class Repeats:
 def library_of(
     splits: dict[str, Rows], luee: dict[str, bytes], rcdm: dict[str, bytes]
 ) -> Iterator[Rows]:
-    """The shards of the library, without the books."""
+    """The shards of the library beyond the books: texts of the two Gutenberg repositories."""
     repeats, used = Repeats(splits), set()
     files = {p: (c, False) for p, c in luee.items() if p.startswith("Gutenberg/txt/")}
     files |= {p: (c, True) for p, c in rcdm.items()}
@@ -383,7 +383,7 @@ def write(folder: Path, shards: Iterable[tuple[str, Rows]]) -> None:
     found = fingerprint(str(folder))
     print(f"{folder}  {found}")
     if found != wanted:
-        sys.exit(f"error: the shipped runs read {wanted}; check out the commits of --help")
+        sys.exit(f"error: the shipped runs read {wanted}; check out the commits that --help lists")
 
 
 if __name__ == "__main__":

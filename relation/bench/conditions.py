@@ -65,9 +65,9 @@ class Conditions:
                 self._seen[name].append(value)
 
     def columns(self) -> dict:
-        """Return clocks (MHz), highest temperature (C) and power (W), and disturbances or None.
+        """Return driver, clocks (MHz), highest temperature (C) and power (W), and what disturbed.
 
-        They are from the readings since the last call.
+        Readings since the last call count. Without any, or if nothing disturbed, a value is None.
         """
         clocks, temperatures, powers, reasons = self._seen.values()
         disturbances = [self._before] if self._before else []

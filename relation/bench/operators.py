@@ -101,7 +101,7 @@ PEERS: dict[str, Peer] = {
         RELATION, full_relation, lambda device: torch.compile(full_relation, dynamic=False)
     ),
     "linear-relation": _backend("linear", "flash"),
-    # Inputs of a trained layer: every eighth channel has learned to forget.
+    # Inputs like a trained layer's: every eighth channel has learned to forget.
     "linear-forgetful": _backend("linear", "flash")._replace(takes=(*QKV, "forgetful")),
     "tiled": _backend("full", "tiled"),
     "attention": _backend("mha", "reference"),
@@ -116,7 +116,7 @@ _BY_DEFAULT = {
 def draw(
     shape: Shape, dtype: torch.dtype, device: torch.device, generator: torch.Generator
 ) -> dict[str, Tensor]:
-    """Return random inputs for every peer by name, and dy, stored (B, T, H, D) as in a model.
+    """Return random inputs for every peer by name, and dy, in memory (B, T, H, D) as in a model.
 
     p1, dy: (B, H, T, D). p2, info: (B, K, T, D). lam: a scalar. g, forgetful: (B, H, T, D) FP32,
     log alpha of an untrained layer and of a layer that has learned to forget.

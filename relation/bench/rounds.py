@@ -61,9 +61,9 @@ def median_columns(name: str, values: Sequence[float]) -> dict:
 def ratio_columns(ours: "Answers", subjects: "Answers", measure: str) -> dict:
     """Return the median ratio of seconds per round, ours over the subject's, and its 95% interval.
 
-    If a side was measured alone, there are no common rounds: return the ratio of the medians.
+    If a side was measured alone, no rounds are shared: return the ratio of medians, no interval.
     """
-    a, b = (answers.samples.get(measure, []) for answers in (ours, subjects))  # seconds a round
+    a, b = (answers.samples.get(measure, []) for answers in (ours, subjects))  # seconds per round
     if a and b and (ours.alone or subjects.alone):
         return median_columns("ratio", [statistics.median(a) / statistics.median(b)])
     return median_columns("ratio", [x / y for x, y in zip(a, b, strict=bool(a and b))])
@@ -84,7 +84,7 @@ class Timer:
     _SHORTEST = 5e-4  # seconds per replay at least: CUDA events are exact to half a microsecond
 
     def __init__(self, device: torch.device, call: Callable[[], object], least_calls: int = 1):
-        """Warm up, compile and capture the call. least_calls: how many inputs it cycles through."""
+        """Warm up and capture the call. least_calls: the number of inputs it cycles through."""
         self.device, self.call = device, call
         for _ in range(3 if device.type == "cuda" else 1):
             call()
@@ -174,7 +174,7 @@ class Answers:
 
 
 def _serve(side: Side, pipe: Any, device: torch.device, threads: int, parent: int) -> None:
-    """Answer "prepare", "seconds", "facts" and "release" until the parent ends or hangs up."""
+    """Answer "prepare", "seconds", "facts", "release" until the parent ends or closes the pipe."""
     torch.set_num_threads(threads)
     if device.type == "cuda":
         torch.cuda.set_device(device)

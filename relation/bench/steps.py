@@ -29,7 +29,7 @@ _LEAST_WARM_UPDATES = 2
 
 
 def updates(bench: Bench, side: Side, tokens: Path, device: torch.device):
-    """A side that times updates. The host launches an update while a GPU still computes the last.
+    """A side that times updates. The host launches each while a GPU computes the previous one.
 
     tokens: a file of 16-bit ids. At least two updates warm up. On a GPU, every round starts with an
     update that is not timed. The last facts are peak memory (on a GPU) and raw tokens per second.
@@ -99,8 +99,8 @@ def updates(bench: Bench, side: Side, tokens: Path, device: torch.device):
 def groups_of(sides: Sequence[Side]) -> list[list[Side]]:
     """Group the sides of a sweep over contexts. The sides of a group are measured together.
 
-    Contexts up to an eighth of the longest form one group, with at most a quarter of its tokens.
-    Every other side is a group by itself and has the whole memory of the device.
+    Contexts up to an eighth of the longest form a group (with doubling contexts, under a quarter of
+    the longest's tokens). Every other side is a group by itself, with the whole device memory.
     """
     longest = max(side.context for side in sides)
     short = [side for side in sides if 8 * side.context <= longest]

@@ -44,8 +44,8 @@ class Sequences(NamedTuple):
 def distinct(generator: np.random.Generator, rows: int, choices: int, count: int) -> np.ndarray:
     """Draw (rows, count) int32 numbers below `choices`, uniform and distinct in each row.
 
-    A number that equals an earlier number of its row is drawn again. A row never loses a number
-    (it can only move to an earlier place), so this rejects what drawing one by one would reject.
+    A number that equals an earlier one of its row is drawn again, until none does. A value in a row
+    stays in it, so this rejects exactly what drawing one by one would reject.
     """
     numbers = (generator.random((rows, count)) * choices).astype(np.int32)
     pending = np.arange(rows)
@@ -66,7 +66,7 @@ def query_slots(
 ) -> np.ndarray:
     """Draw (rows, count) int64 distinct slots one by one; slot s has weight (s + 1)^(power - 1).
 
-    The slots with the earliest of exponential times, with the weights as rates, are such a draw.
+    Draw an exponential time for every slot, with its weight as rate; take the earliest `count`.
     Queries then follow the power law of gaps between repeats in text; a power of 1 is uniform.
     """
     rates = np.arange(1, slots + 1) ** (power - 1.0)
@@ -129,7 +129,7 @@ def _trainer(
     """Return a function that trains a model from a seed's initial weights, at a rate, on sequences.
 
     All trainings share one model with its compiled code and CUDA graphs. Raises InputError if the
-    device cannot run a backend. The function raises RunError if a parameter never learns.
+    device cannot run a backend. The returned function raises RunError if a parameter never learns.
     """
     model = Decoder(config, Execution(**recall.backends, compiled=recall.compile), device=device)
     options = dict(recall.optimizer)
@@ -159,7 +159,7 @@ def rows_of(recall: Recall, device: torch.device, progress: Progress) -> Iterato
     validation, test = (draw(recall, recall.tested, key) for key in (_VALIDATION, _TEST))
     queries = (validation.targets != IGNORED).sum(axis=(0, 2))  # (tasks,)
     options = (recall.sequences, device, recall.precision)
-    # Every rate and width trains on the same data.
+    # All rates and widths train on the same data of a seed.
     data_of = cache(lambda seed: draw(recall, recall.updates * recall.sequences, _TRAINING, seed))
 
     def training_rows(train: Callable, width: int, seed: int, rate: float) -> list[dict]:

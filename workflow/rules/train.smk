@@ -31,7 +31,7 @@ rule train:
     # A retry resumes a killed run from its last state. None: use the profile's `retries`.
     retries: 3 if ON_CLUSTER else int(ON_GPU) or None
     resources:
-        # For more GPUs per run: --set-resources train:gpu=4; on a CPU train:processes=2.
+        # More processes per run: --set-resources train:gpu=4; on a CPU train:processes=2.
         gpu=int(ON_GPU),
         processes=1,
     params:
