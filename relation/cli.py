@@ -60,9 +60,7 @@ def _data(campaign: Campaign, run: Run) -> Path:
     """A run's data folder. Raises InputError if it is missing or has another specification."""
     folder = campaign.folder / "data" / run.data.name
     if set(records.read(folder / "data.parquet", "data")["hash"]) != {run.data.hash}:
-        raise InputError(
-            f"{folder} holds other texts or settings than {run.name} needs; run snakemake"
-        )
+        raise InputError(f"{folder} holds other texts or settings than {run.name}; run snakemake")
     return folder
 
 
@@ -140,10 +138,8 @@ def _under_torchrun(processes: int) -> None:
         try:
             run(parse_args([*launch, "--log-dir", logs, "-m", "relation", *sys.argv[1:]]))
         except (ChildFailedError, SignalException) as error:
-            killed = (
-                isinstance(error, ChildFailedError) and error.get_first_failure()[1].exitcode < 0
-            )
-            if killed:
+            failure = isinstance(error, ChildFailedError) and error.get_first_failure()[1]
+            if failure and failure.exitcode < 0:
                 print("error: a process was killed; run the same command again", file=sys.stderr)
             raise SystemExit(2) from None
 

@@ -136,9 +136,7 @@ class Matrix:
             )
         plateau = int(o["plateau_fraction"] * o["budget_tokens"])
         if o["warmup_tokens"] > plateau:
-            raise InputError(
-                f"{where}: warmup_tokens end after the plateau; give at most {plateau}"
-            )
+            raise InputError(f"{where}: warmup_tokens end after the plateau, {plateau}; lower them")
         _check_backends(where, variant, o)
         options = {field.name: o[field.name] for field in fields(Run) if field.name in o}
         options |= {

@@ -94,50 +94,61 @@ class Campaign:
         self.length = section.length
 
         # All variations, including the one-off, and all runs of the campaign.
-        variations = self.variations = _variations(values)
-        chosen = _chosen("variations", choice.variations, variations, name)
-        scales = self.scales = _chosen("scales", choice.scales, section.scales, name)
+        self.variations, varied = _variations(values), None
+        chosen = _chosen("variations", choice.variations, self.variations, name)
+        self.scales = _chosen("scales", choice.scales, section.scales, name)
         if choice.vary:
-            varied, changes = _one_off(choice.vary, section.scales)
-            base = variations[chosen[0]]
-            if base is not next(iter(variations.values())):  # others may get the same change
-                varied = f"{chosen[0]}+{varied}"
-            base_scales = [scale for scale in scales if scale in base.get("scales", scales)]
-            variations[varied] = {**base, "title": varied, "scales": base_scales, **changes}
+            varied = self._add_one_off(choice.vary, chosen[0], section.scales)
             chosen.append(varied)
-        matrix = self.matrix = Matrix(name, section, choice.corpus, variations)
-        self.planned, self.data, equals = matrix.runs()
+        self.matrix = Matrix(name, section, choice.corpus, self.variations)
+        self.planned, self.data, equals = self.matrix.runs()
+        self.trained = dict.fromkeys(run.variant for run in self.planned)
         self._by_name = {run.name: run for run in self.planned}  # rules ask for each run often
-        if choice.vary and (same := equals.get(varied)):
+        if varied and (same := equals.get(varied)):
             raise InputError(f"vary={choice.vary} changes no run: its runs are variation {same}'s")
+        self._choose_jobs(choice, chosen)
+        self.check = check_job(self.matrix)
+        self.columns = self._columns(section.columns or (), chosen, varied)
 
-        # The chosen jobs. Some variants are only benchmarked, or only trained on recall.
-        seeds = _chosen("seeds", choice.seeds, (run.seed for run in self.planned), name)
-        benches, recall = list(bench_jobs(matrix)), list(recall_jobs(matrix))
-        trained = self.trained = dict.fromkeys(run.variant for run in self.planned)
+    def _add_one_off(self, vary: str, base: str, scales: Collection) -> str:
+        """Add the variation `base` with the changes of vary=, and return its name."""
+        name, changes = _one_off(vary, scales)
+        if base != next(iter(self.variations)):  # several variations may get the same change
+            name = f"{base}+{name}"
+        options = self.variations[base]
+        kept = [scale for scale in self.scales if scale in options.get("scales", self.scales)]
+        self.variations[name] = {**options, "title": name, "scales": kept, **changes}
+        return name
+
+    def _choose_jobs(self, choice: Choice, variations: list[str]) -> None:
+        """Set the chosen runs, benchmarks and recall jobs."""
+        benches, recall = list(bench_jobs(self.matrix)), list(recall_jobs(self.matrix))
+        # Some variants are only benchmarked, or only trained on recall.
         benched = {side.variant for bench in benches for side in bench.sides}
-        made = trained.keys() | benched | {job.mixer for job in recall}
-        variants = _chosen("variants", choice.variants, (v for v in VARIANTS if v in made), name)
+        made = self.trained.keys() | benched | {job.mixer for job in recall}
+        variants = (variant for variant in VARIANTS if variant in made)
+        variants = _chosen("variants", choice.variants, variants, self.name)
+        seeds = _chosen("seeds", choice.seeds, (run.seed for run in self.planned), self.name)
 
         def here(jobs: Iterable) -> Iterable:
-            return (job for job in jobs if job.variation in chosen and job.scale in scales)
+            return (job for job in jobs if job.variation in variations and job.scale in self.scales)
 
         self.runs = [r for r in here(self.planned) if r.variant in variants and r.seed in seeds]
         self.benchmarks = [b for b in here(benches) if any(s.variant in variants for s in b.sides)]
         self.recall = [job for job in recall if job.mixer in variants]
-        others = trained.keys().isdisjoint(variants) and (self.benchmarks or self.recall)
+        others = self.trained.keys().isdisjoint(variants) and (self.benchmarks or self.recall)
         if not self.runs and not others:
-            raise InputError(f"campaign {name} has no run left with these choices; see config.yaml")
-        self.check = check_job(matrix)
+            raise InputError(f"{self.name} has no run left with these choices; see config.yaml")
 
-        # The report's columns: the campaign's `columns`, or else the chosen variations.
-        columns = [self._setting(**column.as_dict()) for column in section.columns or ()]
+    def _columns(self, given: Iterable, chosen: list[str], varied: str | None) -> list[Setting]:
+        """The report's columns, at most four: the campaign's `columns` or the chosen variations."""
+        columns = [self._setting(**column.as_dict()) for column in given]
         columns = columns or [self._setting(variation) for variation in chosen]
-        if choice.vary:  # its base is the first of at most four, the one-off the last
+        if varied:  # its base comes first, the one-off last
             first = next((c for c in columns if c.variation == chosen[0]), self._setting(chosen[0]))
             others = [c for c in columns if c not in (first, self._setting(varied))]
             columns = [first, *others[:2], self._setting(varied, varies=chosen[0])]
-        self.columns = columns[:4]
+        return columns[:4]
 
     def _setting(self, variation: str, scales=None, title="", varies=None) -> Setting:
         """A column of the report; scales and title: as the campaign's `columns` give them."""

@@ -125,9 +125,8 @@ def held(path: Path, job: str) -> Iterator[None]:
         with FileLock(path).acquire(timeout=0.2, poll_interval=0.01):
             yield
     except Timeout:
-        raise RunError(
-            f"{job} is already running in another process; wait for it or stop it"
-        ) from None
+        why = f"{job} is already running in another process; wait for it or stop it"
+        raise RunError(why) from None
 
 
 def is_held(path: Path) -> bool:
@@ -231,9 +230,8 @@ def _table(path: Path, kind: str, names: Sequence[str] | None = None) -> pa.Tabl
         raise InputError(f"{path} is missing; run snakemake to make it") from None
     except (pa.ArrowException, OSError, ValueError) as error:
         detail = (str(error).splitlines() or [type(error).__name__])[0]
-        raise InputError(
-            f"{path} is damaged ({detail}); restore it, or delete it and run snakemake"
-        ) from None
+        why = f"{path} is damaged ({detail}); restore it, or delete it and run snakemake"
+        raise InputError(why) from None
     raise InputError(
         f"{path} lacks {', '.join(lacking)}: another version wrote it; delete it and run snakemake"
     )

@@ -228,7 +228,7 @@ def test_a_wrong_choice_is_refused_in_a_line(choices: dict, message: str) -> Non
         ("base: smoke\nvariations: {x: {micro: 3}}", "tokens an update, and tokens_per_update is"),
         (
             "base: smoke\nvariations: {x: {warmup_tokens: 49000}}",
-            "end after the plateau; give at most",
+            "end after the plateau, ",
         ),
         ("base: books\ndocument_mask: documents\nbackends: {mha: cudnn}", "takes no documents"),
         ("base: readings\nlength: {windows: 2}", "length: the key 'variants' is missing; give it"),
