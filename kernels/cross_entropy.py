@@ -1,6 +1,6 @@
 """Cross-entropy and its gradient in one pass over the logits.
 
-A program holds one row: it reads each logit once, writes each gradient once, and stores no FP32
+A program holds one row: it reads the logits once, writes the gradients once, and stores no FP32
 copy of them. torch.compile calls the operator without a graph break.
 """
 

@@ -39,7 +39,7 @@ class Documents:
         if ids.ndim != 2 or ids.is_floating_point() or ids.dtype == torch.bool or 0 in ids.shape:
             raise InputError(
                 f"documents are {ids.dtype} of shape {tuple(ids.shape)}; give an integer for each "
-                "token, (B, T) with a token at least"
+                "token, (B, T), with B and T at least 1"
             )
         # Converted to a signed dtype, because differences of unsigned numbers are never negative.
         change = ids.long().diff(dim=1)

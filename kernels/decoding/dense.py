@@ -2,8 +2,8 @@
 
 A tile always has BLOCK_B rows, so a row's sums are the same in every batch. With one row the tile
 is mostly padding. This costs nothing, because the kernel mostly waits for memory. To wait once, a
-program loads its part of the weight at once. Its warps share out the columns; each warp sums over
-its own columns, and the warps' sums are added at the end.
+program loads its part of the weight at once, unless it is too large (`_WHOLE`). Each warp sums over
+a part of the columns, and the warps' sums are added at the end.
 """
 
 import torch

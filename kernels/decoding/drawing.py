@@ -98,10 +98,10 @@ def draw(
 
     A row with logits that are not finite draws -1. temperature: (1,) FP64; None takes the likeliest
     token, the first of equal ones. uniforms: (n, B) FP64 in [0, 1), which cut the cumulative
-    distribution. Without counts row 0 is used. counts: three tensors (B,), updated in place: the
-    index of the last draw, int64, is incremented first and selects row index % n of uniforms;
-    `lengths` is incremented by `active` (both as in `linear_token`). stop: an id that ends the row
-    that draws it (`active` becomes 0); an ended row draws it again. stop needs counts.
+    distribution. counts: (index, lengths, active), each (B,), updated in place. index, int64, is
+    incremented, then selects row index % n of uniforms (without counts: row 0). lengths grows by
+    active; both are as in `linear_token`. stop: an id that ends the row that draws it: active
+    becomes 0, and the row draws the id again from then on. stop needs counts.
     """
     (B, V), rounds = logits.shape, len(uniforms)
     place, lengths, active = (ids, ids, ids) if counts is None else counts

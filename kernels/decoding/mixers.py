@@ -285,7 +285,7 @@ def linear_token(
     information. down: the inner projection of the retention path, (B, H, D), with its last two
     dimensions contiguous. retention: that path's second matrix, (H, D, D) in projected's dtype, and
     A_log and dt_bias, (H D,) FP32. state: C, (B, H, D, D) FP32, contiguous. active: (B,) int32; 0
-    leaves the row's state unchanged. tables, lengths, tau: as in `history_token`. Returns (B, H D).
+    keeps C. tables, lengths, tau: as in `history_token`. Returns (B, H D) in projected's dtype.
     """
     B, _, H, D = projected.shape
     y = projected.new_empty(B, H * D)

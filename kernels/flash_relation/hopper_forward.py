@@ -1,7 +1,8 @@
 """`portable.forward_kernel` in Gluon, for BF16 on Hopper, without a running maximum.
 
-`hopper_tiles` explains the terms of Gluon. Products and other work overlap: while a consumer turns
-the scores of one tile into weights, the tensor cores still add the previous tile to z.
+`hopper_tiles` explains the terms of Gluon. The product that adds a tile to z ends in the next step.
+One group waits for it together with that step's scores. Several groups turn those scores into
+weights while it runs.
 """
 
 from triton.experimental import gluon
@@ -98,7 +99,7 @@ def _producer(
 
 @gluon.jit
 def _exponents(u, SCALE: gl.constexpr, SCALED: gl.constexpr):
-    """Return E log2(e) of scores u: of U / 2 if SCALED, else of U sqrt(D)."""
+    """Return E log2(e). u: the scores as U / 2 if SCALED, else as U sqrt(D)."""
     if SCALED:
         return u * (tanh(u) * LOG2_E + LOG2_E)
     else:
@@ -120,7 +121,7 @@ def _consumer(
     # Tiles that every row sees need no mask. They get a separate loop if registers suffice for it.
     SPLIT: gl.constexpr = documents is not None and REST == 0
     lam = gl.load(lam)
-    # The stage before the first.
+    # The stage before stage 0, because each step first moves to the next stage.
     stage = STAGES - 1
     phase = 1
     turn = 0
@@ -182,7 +183,7 @@ def _consumer(
         j = gl.expand_dims(gl.arange(0, BLOCK, gl.SliceLayout(0, S)), 0)
         i = gl.arange(0, BLOCK, gl.SliceLayout(1, S))
         own = j == gl.expand_dims(i, 1)
-        # Self: S_i = sigma(U_ii / tau) weighs exp(S_i + lam log i); i counts in its document.
+        # Self: S_i = sigma(U_ii / tau); its weight is exp(S_i + lam log i), i from 1 per document.
         u_self = gl.sum(gl.where(own, u, 0.0), 1)
         s = sigmoid(u_self * (2.0 / tau if SCALED else SCALE / tau))
         self2 = s * LOG2_E + lam * gl.log2((i_start + i - start_i + 1).to(gl.float32))
@@ -200,7 +201,7 @@ def _consumer(
         w = gl.convert_layout(weight.to(DTYPE), factors(WIDE))
         z, z_rest = begin_sum(w, tile_at(info, stage), z, z_rest, i_start > first * BLOCK, REST)
 
-        # A - S = log l_i - (S + lam log i), and n = log2 of history's and Self's weights together.
+        # A - S = log l_i - (S + lam log i), and n = log2(l_i + Self's weight), each (BLOCK,).
         l_i = join_sums(history)
         l_all = l_i + gl.exp2(self2)
         share = 1.0 / l_all
@@ -224,7 +225,7 @@ def _consumer(
             p1_i[1].store(y_rest.to(DTYPE))
         fence_async_shared()
         send(y_tiles, b, h, i_start, p1, place)
-        # The remaining tiles are history of later groups only.
+        # Only later groups need the remaining tiles.
         for _g in gl.static_range(ME + 1, GROUPS):
             stage, phase = next_stage(stage, phase, STAGES)
             pass_by(full, empty, stage, phase)

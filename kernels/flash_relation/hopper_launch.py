@@ -25,8 +25,8 @@ from relation.kernels.flash_relation.launches import (
 )
 from relation.kernels.flash_relation.portable import scales_exactly
 
-# Per thread of the producer's warp, and of three idle warps that fill up its warp group: the
-# fewest that the hardware allows. The consumers share the rest.
+# Registers per thread of the producer's warp and of the three idle warps that fill up its warp
+# group: the fewest that the hardware allows. The consumers share the rest.
 PRODUCER_REGISTERS = 24
 
 
@@ -60,7 +60,7 @@ def _describe_numbers(x: Tensor, T: int) -> TensorDescriptor:
 
 
 def consumer_registers(launch: GluonLaunch) -> int:
-    """Registers per thread, a multiple of 8, of all consumers but the first. It gets the rest."""
+    """Return the registers per thread, in eights, of all but consumer 0, which gets the rest."""
     all_registers = launch.registers * (launch.groups + 1)
     return (all_registers - PRODUCER_REGISTERS) // launch.groups // 8 * 8
 

@@ -1,8 +1,9 @@
 """The backward pass over rows, `portable.p1_kernel`, in Gluon, for BF16 on Hopper.
 
-`hopper_tiles` explains the terms of Gluon. While a consumer turns the scores of one tile into dU,
-the tensor cores still add the previous tile to the gradient of p1. The diagonal comes last. Then
-Self's gradient is known, and it becomes the diagonal entry of dU.
+`hopper_tiles` explains the terms of Gluon. A consumer turns U into F while H is formed. The product
+that adds a tile to dP1 ends in the next step: one group waits for it together with that step's U,
+several groups wait at that step's end. The diagonal comes last. Then Self's gradient is known, and
+it becomes the diagonal entry of dU.
 """
 
 from triton.experimental import gluon
@@ -135,7 +136,7 @@ def _consumer(
     # Tiles that every row sees have a separate loop, without a mask.
     SPLIT: gl.constexpr = documents is not None
     HALF_SCALE: gl.constexpr = 0.5 * SCALE
-    # wgmma products per U, per H and per sum of dU: one for each tile of columns.
+    # wgmma products per U, per H and per dP1 += dU P2: one for each tile of columns.
     PRODUCTS: gl.constexpr = 2 if REST > 0 else 1
     stage = 0
     phase = 0
@@ -145,7 +146,7 @@ def _consumer(
     dp1_rest = no_product(REST) if REST > 0 else dp1_i
     b, h, i_block = receive(work, ready, turn, SLOTS)
     while b >= 0:
-        # Rows: p1 and G = dY (BLOCK, D), n (BLOCK,). They have arrived (`receive`); Y comes next.
+        # p1 and G = dY (BLOCK, D) and n (BLOCK,) have arrived (`receive`); Y comes in a stage.
         slot = slot_of(turn, SLOTS)
         place = slot * GROUPS + ME
         i_start = i_block + BLOCK * ME
@@ -286,7 +287,7 @@ def _consumer(
         send_row_numbers(sums_tiles, sums_row, i_start, norms, place)
         send_row_numbers(sums_tiles, sums_row + 1, i_start, means, place)
         send_row_numbers(sums_tiles, sums_row + 2, i_start, logits, place)
-        # The remaining tiles are history of the second group only.
+        # Only the second group needs the last tile.
         for _g in gl.static_range(ME + 1, GROUPS):
             pass_by(full, empty, stage, phase)
             stage, phase = next_stage(stage, phase, STAGES)

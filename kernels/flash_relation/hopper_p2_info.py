@@ -1,9 +1,8 @@
 """The backward pass over history, `portable.p2_info_kernel`, in Gluon, for BF16 on Hopper.
 
 `hopper_tiles` explains the terms of Gluon. Scores are formed transposed, P2 P1^T, so that F^T and
-dU^T are left factors in registers. Products and other work overlap: while a consumer works on the
-scores of one tile, the tensor cores still add the previous tile to the gradients, with several
-groups only to the gradient of p2.
+dU^T are left factors in registers. A consumer computes F^T while H^T is formed, and dU^T while dI
+is. In each step one group waits for the previous step's dI and dP2, several groups only for dP2.
 """
 
 from triton.experimental import gluon
@@ -129,7 +128,7 @@ def _along(numbers, stage):
 
 @gluon.jit
 def _down(numbers, stage):
-    """Return the numbers of a stage, one per row of the transposed scores: the block's tokens."""
+    """Return a stage's numbers, one per row of the transposed scores, a token of the block."""
     return gl.expand_dims(row_numbers(numbers, stage, 1), 1)
 
 
@@ -192,7 +191,7 @@ def _scan_head(
         ft = gl.where(own, sigmoid(-_down(logits, stage)), ft)
     ft = gl.convert_layout(ft.to(DTYPE), factors(WIDE))
     dut = gl.convert_layout(dut.to(DTYPE), factors(WIDE))
-    # dI += F^T G and dP2 += dU^T P1, both (BLOCK, D). LATE begins dP2 in the next step.
+    # dI += F^T G and dP2 += 2 dU^T P1, both (BLOCK, D). LATE begins dP2 in the next step.
     dinfo_j, dinfo_rest = begin_sum(ft, dy_i, dinfo_j, dinfo_rest, not ALONE, REST)
     if GROUPS > 1:
         dut, ft, dinfo_j, dinfo_rest = await_sum(dut, ft, dinfo_j, dinfo_rest, REST)
@@ -216,8 +215,8 @@ def _scan_head(
             minus_norm = _along(norms, stage)
             if GROUPS == 1:
                 minus_mean = _along(means, stage)
-            # Begin U^T and H^T. Then wait for U^T: by then one group's dI and dP2 of the previous
-            # step have ended, and at 128 columns several groups' dP2. Their stage is left below.
+            # Begin U^T, then H^T, then wait for U^T. This also ends the previous step's dI and dP2
+            # (one group) or dP2 (several groups, 128 columns). Its stage is left below.
             ut = begin_scores(p2_j, p1_i, REST)
             if H_FIRST:
                 ht = begin_scores(info_j, dy_i, REST)

@@ -1,11 +1,10 @@
 """Shared by the Gluon kernels for Hopper: moving tiles, distributing blocks, arithmetic.
 
-Gluon is Triton's lower level: the same Python, but the kernel states what Triton's compiler chooses
-by itself.
+Gluon is Triton's lower level: the same Python, but the kernel makes the compiler's choices itself.
 
 Layouts. A layout says which thread holds which numbers of a tile in registers, or where they are in
-shared memory. `products` is Hopper's layout of a product's result, with 16 rows per warp, `factors`
-that of its left factor. Here `convert_layout` changes one into another within each thread.
+shared memory. `products` is Hopper's layout of a product's result, with 16 rows per warp; `factors`
+is the layout of its left factor. Here `convert_layout` moves no number to another thread.
 
 Warp specialisation. A program has GROUPS consumers, groups of four warps that compute, and one
 producer, a warp that asks TMA for tiles. Most of the producer's registers go to the consumers.
@@ -16,8 +15,8 @@ tile that some group needs; the other groups skip it (`pass_by`). With documents
 because more rows touch more documents, which makes the scan longer.
 
 Order of products. One group begins the product of a step's weights at the end of that step and
-waits for it in the next step. With several groups, ptxas serialises all products in that order
-(C7512). They begin it in the next step instead, after that step's scores (`await_scores`), and wait
+waits for it in the next step. With several groups, ptxas serialises all products in that order (its
+message C7512). They begin it in the next step, after that step's scores (`await_scores`), and wait
 for it at that step's end (`await_sum`). One group is slower this way. `hopper_p2_info` differs.
 
 mbarriers. An mbarrier is a counter in shared memory. Its phase completes when all its arrivals and
@@ -114,7 +113,7 @@ def allocate_barriers(count: gl.constexpr, arrivals: gl.constexpr = 1):
 
 @gluon.jit
 def allocate_ring(count: gl.constexpr, GROUPS: gl.constexpr):
-    """Allocate barriers for `count` stages or slots: one set TMA completes, one all consumers."""
+    """Allocate `count` barriers that TMA completes, and `count` that all consumers complete."""
     return allocate_barriers(count), allocate_barriers(count, THREADS * GROUPS)
 
 
@@ -301,7 +300,7 @@ def pass_by(full, empty, stage, phase):
 
 @gluon.jit
 def partial_sums(x):
-    """Return (BLOCK, 4): the sums over each row of x (BLOCK, BLOCK) in each of its four threads.
+    """Return (BLOCK, 4): per row of x (BLOCK, BLOCK), the sum of what each of four threads holds.
 
     x has the layout of a product. A scan adds such sums; `join_sums` joins a row's four at its end.
     """
@@ -410,9 +409,9 @@ def scan_of(documents, b, i_start, SPLIT: gl.constexpr):
 
 @gluon.jit
 def only_seen(exponents, documents, bounds, t, BEFORE: gl.constexpr):
-    """Return exponents (BLOCK, BLOCK) with -inf where row and column are in different documents.
+    """Return exponents (BLOCK, BLOCK) with -inf in columns outside the bound of a row's document.
 
-    t: the token of the first column. bounds: the starts of the rows' documents; BEFORE: their ends.
+    t: the token of the first column. bounds: where the rows' documents start or, BEFORE, end.
     """
     if documents is None:
         return exponents

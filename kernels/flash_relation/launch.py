@@ -18,8 +18,8 @@ from relation.kernels.flash_relation.launches import GluonLaunch, Launches, sele
 ALIGNMENT = 16  # bytes; TMA needs it for a tensor's start and for all strides but the last
 # Gluon is experimental and its names change. The kernels are compiled and tested with these.
 OLDEST_TRITON, NEWEST_TRITON = (3, 6), (3, 8)
-# Several groups of warps share tiles if B H T >= LARGE and T >= LONG. LARGE: more than two of their
-# blocks (up to 192 rows) per multiprocessor. LONG: rows past T are few compared with T.
+# Without documents, several groups of warps share tiles if the pass owns B H T >= LARGE rows (more
+# than two blocks of up to 192 rows per multiprocessor) and T >= LONG (so rows past T are few).
 LARGE, LONG = 65_536, 2048
 
 
@@ -128,7 +128,7 @@ def aligned(x: Tensor) -> Tensor:
 def empty_aligned(x: Tensor) -> Tensor:
     """Return an empty (B, H, T, D) tensor like x that TMA can describe.
 
-    It is stored as (B, T, H, D). D numbers that do not fill a multiple of 16 bytes are padded.
+    It is stored as (B, T, H, D), with every D numbers padded to a multiple of 16 bytes.
     """
     B, H, T, D = x.shape
     unit = ALIGNMENT // x.element_size()

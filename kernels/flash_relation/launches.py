@@ -61,13 +61,13 @@ class GluonLaunch:
 class Launches:
     """The launches of all passes for one architecture and dtype size, up to head width `widest`.
 
-    A program of forward, repair and p1 owns block_i rows, one of p2_info block_j positions.
+    A program of forward, repair and p1 owns block_i rows; p2_info's owns block_j positions.
     descriptors: passes read scanned tiles through TMA descriptors, after copying inputs that TMA
     cannot describe. Hopper's 16-bit entries need this: Triton before 3.7.1 omits the fence that
     other copies require. gluon: the passes that run in Gluon unless `launch.why_triton` gives a
     reason. It has both p1 and p2_info or neither, because no Triton kernel writes what Gluon's
-    p2_info reads. Entries with `gluon` were timed, others are conservative. gluon_large:
-    used instead of `gluon` for inputs that `launch.chosen` considers large.
+    p2_info reads. Entries with `gluon` were timed, others are conservative and were not.
+    gluon_large: used instead of `gluon` for inputs that `launch.chosen` considers large.
     """
 
     widest: int
@@ -81,7 +81,7 @@ class Launches:
 
     def __post_init__(self):
         if ("p1" in self.gluon) != ("p2_info" in self.gluon):
-            raise ValueError(f"width {self.widest}: p1 and p2_info are in gluon together")
+            raise ValueError(f"width {self.widest}: gluon needs both p1 and p2_info, or neither")
         for name in PASSES:
             launch = getattr(self, name)
             owned, scanned = launch.block_i, launch.block_j

@@ -152,7 +152,7 @@ def _zeros(K: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def _scaled(tile, scale, SCALED: tl.constexpr):
-    """Return a tile times half of D^-1/2, which is exact. SCALED tiles have no rest."""
+    """If SCALED, return a tile times half of D^-1/2, which is exact; such tiles have no rest."""
     wide, rest = tile
     if SCALED:
         wide = (wide * (0.5 * scale)).to(wide.dtype)
@@ -291,7 +291,7 @@ def _forward_tile(
         e2 = tl.where(j[None, :] >= start_i[:, None], e2, float("-inf"))
     if DIAGONAL:
         e2 = tl.where(own, self2[:, None], e2)
-    # Appendix A.3: m' = max(m, E), l' = e^(m-m') l + sum of e^(E-m'), z' likewise. m includes Self.
+    # Appendix A.3: m' = max(m, E), l' = e^(m-m') l + sum e^(E-m'), z' likewise; m, z include Self.
     if K.ONLINE:
         m_new = tl.maximum(m_i, tl.max(e2, 1))
         weight = tl.exp2(e2 - m_new[:, None])
@@ -511,7 +511,7 @@ def p1_kernel(
     y = _head(y, y_strides, head, H)
     dy = _head(dy, dy_strides, head, H)
 
-    # Per row: mean_h = G . Y, stored next to n for `p2_info_kernel`.
+    # Per row: mean_h = G . Y, stored together with n for `p2_info_kernel`.
     dy_i = _load(dy, i_start, T, K, K.BLOCK_I, K.WHOLE)
     mean_h_i = _row_products(dy_i, _load(y, i_start, T, K, K.BLOCK_I, K.WHOLE), K)
     p1_i = _scaled(_load(p1, i_start, T, K, K.BLOCK_I, K.WHOLE), scale, K.SCALED)

@@ -26,11 +26,11 @@ def linear_relation(
     all. state: C before the first token, (B, H, D, D), FP32, with the retained channel first and
     the information channel last; None means C = 0. tau: the Self temperature. documents: each
     starts with C = 0. Returns y (B, H, T, D) in info's dtype, stored as (B, T, H, D), and the final
-    state (B, H, D, D), FP32. Sums are FP32. No retention gives NaN, however strong. Every tensor is
-    differentiable once. Equal inputs give bitwise equal results and gradients.
+    state (B, H, D, D), FP32. Sums are FP32. However strong the retention, no result is NaN. Every
+    tensor is differentiable once. Equal inputs give bitwise equal results and gradients.
 
-    Raises InputError for other shapes or dtypes, mixed devices, tau <= 0, documents together with a
-    state, and a device for which `why_unavailable` returns a reason.
+    Raises InputError for other shapes or dtypes, mixed devices, a tau that is not positive and
+    finite, documents with a state, and a device for which `why_unavailable` returns a reason.
     """
     _check_inputs(p1, p2, info, log_retention, state, tau)
     log_retention = forget_at_starts(documents, p1, log_retention, state)

@@ -247,15 +247,15 @@ def information_kernel(
                 left = load_channels(prepared.halves, 2 * here, d_start, K)
                 right = load_channels(prepared.halves, 2 * here + 1, d_start, K)
                 past = load_state(met, past_place, d_start, K)
-                # dr = exp G(0, t) C dY, (CHUNK, BLOCK_D).
+                # Of dr: exp G(0, t) C dY, (CHUNK, BLOCK_D).
                 since_start = exp(left[None, :] + exponent, K)
                 dread_d = since_start * product(dy_t, tl.trans(past), K)
                 read = load_tokens(p1_c, d_start, K.BLOCK_D, K)
                 sum_read += tl.sum(read.to(tl.float32) * of_read[:, None] * dread_d, 1)
-                # dtotal = exp G(0, n) rowsum(C dC') + sum over j < n of <w_j, dw_j>, (BLOCK_D,).
+                # dtotal = exp G(0, n) rowsum(C dC') + sum of w_j exp G(j, n) dC' I_j over j < n.
                 future = load_state(dmet, future_place, d_start, K)
                 total = exp(left + right, K) * tl.sum(past * future, 1)
-                # dw = exp G(t, n) dC' I, (CHUNK, BLOCK_D).
+                # Of dw: exp G(t, n) dC' I, (CHUNK, BLOCK_D).
                 to_end = exp(right[None, :] - exponent, K)
                 dwrite_d = to_end * product(info_t, tl.trans(future), K)
                 write = load_tokens(p2_c, d_start, K.BLOCK_D, K)

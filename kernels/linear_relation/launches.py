@@ -32,8 +32,8 @@ class Launches:
     weak_output and either weak_gradients or weak_information and weak_coordinates; if these are
     None, output, information and coordinates process every chunk. A program of coordinates and
     weak_coordinates takes one block of relation channels; weak_gradients needs all of them in one
-    tile. A program of states takes one block of information channels; the other passes need all of
-    them in one tile. scan: elements per program of the scan over segments, and loads in flight.
+    tile. A program of states takes one block of either kind; other passes over info or dY need all
+    information channels in one tile. scan over segments: elements per program, loads in flight.
     """
 
     widest: int

@@ -133,7 +133,7 @@ def weak_information_kernel(
         past *= exp(left, K)[:, None]
         future *= exp(right, K)[:, None]
         from_past = product(dy_t, tl.trans(past), K)
-        # <w', F I> is most of dp1 at the last tokens; both factors in dinfo_t are rounded.
+        # <w', F I> is most of dp1 at the last tokens, so its factors are not rounded as in dinfo_t.
         from_future = product(info_t, tl.trans(future), K)
         sum_read += tl.sum(read * from_past, 1)
         sum_write += tl.sum(write * from_future, 1)
@@ -291,7 +291,7 @@ def weak_gradients_kernel(
     exponent = load_tokens(exponents, 0, K.BLOCK_D, K)
     p2_t = load_tokens(p2, 0, K.BLOCK_D, K)
     write = p2_t.to(tl.float32) * (S * inverse_norm2)[:, None] * exp(-exponent, K)
-    # <w', F I> is most of dp1 at the last tokens; both factors in dinfo_t are rounded.
+    # <w', F I> is most of dp1 at the last tokens, so its factors are not rounded as in dinfo_t.
     sum_write += tl.sum(write * dwrite, 1)
     # w' is split before the scores are formed: three FP32 tiles would not fit in registers.
     high, low = _parts(write, K)
