@@ -101,22 +101,23 @@ def first_layer(probes: pd.DataFrame) -> None:
         print(f"layer 0 after so many tokens, {'/'.join(name)}: {means}")
 
 
-def training(books: dict[str, pd.DataFrame]) -> None:
-    """Print facts on training: first layer, Relation − MHA, gradients, overfitting, four GPUs."""
-    runs, losses, key = books["runs"], books["losses"], ["scale", "variation"]
-    first_layer(books["probes"])
-    probed = books["probes"].query("metric == 'validation_nll'")
-    for name, group in probed[probed["scale"].isin(["30M", "100M"])].groupby(key):
+def curves(probes: pd.DataFrame) -> None:
+    """Print Relation − MHA in validation NLL after every 5% of the tokens."""
+    validated = probes[probes["metric"] == "validation_nll"]
+    for name, group in validated.groupby(["scale", "variation"]):
         wide = group.pivot_table("value", "tokens", ["variant", "seed"])
         difference = wide["full"] - wide["mha"]
         for tokens, pairs in difference.iterrows():
             share = f"{tokens / difference.index[-1]:.0%}"
             print_mean(f"{'/'.join(name)}, validation NLL after {share}, full - mha", pairs)
+
+
+def training(books: dict[str, pd.DataFrame]) -> None:
+    """Print facts on training: the first layer, Relation − MHA, overfitting, four GPUs."""
+    runs, losses = books["runs"], books["losses"]
+    first_layer(books["probes"])
+    curves(books["probes"].query("scale in ('30M', '100M')"))
     sizes = runs.drop_duplicates(["scale", "variant"]).set_index(["scale", "variant"])["parameters"]
-    norms = losses[losses["variant"] == "mha"].groupby(key)["gradient_norm"].median()
-    for (scale, variation), norm in norms.items():
-        rms = norm / sizes[scale, "mha"] ** 0.5
-        print(f"{scale}/{variation}, MHA: median RMS of a parameter's gradient {rms:.2g}")
     print(f"parameters, Hybrid / MHA at 30M: {sizes['30M', 'hybrid'] / sizes['30M', 'mha']:.3f}")
     bench = books["steps"].query("benchmark == 'matched' and variation == 'nearest'")
     bench = bench.query("scale == '100M'").set_index(["variant", "backend"])["tokens_per_second"]
@@ -190,7 +191,8 @@ def main() -> None:
     names = ("fair", "books", "readings")
     tuned, books, trials = (records.load(records.PUBLISHED / name) for name in names)
     fair_spread(tuned["runs"], tuned["probes"])
-    first_layer(tuned["probes"].query("variation.str.startswith(@fair.TUNED)"))
+    first_layer(tuned["probes"].query("variation.str.contains('^tuned|^rate-2')"))
+    curves(tuned["probes"].query("variation == 'long'"))
     campaigns = [plan.load({"campaign": name}) for name in ("books", "anchor")]
     cells([data.load(column) for campaign in campaigns for column in campaign.columns])
     counts()
