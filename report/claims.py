@@ -34,8 +34,8 @@ TRAINED = (*MODELS, "tokens")
 FLOW = (*TRAINED, "flow_length", "rank_length", "pair")
 SIGN = "The paper's sign holds at every scale that was run. In addition, its size."
 SIZE = (
-    "the paper's value lies in our 95% t interval over seeds, or ours lies within its rounding or, "
-    "if the paper prints its seeds, within one of its standard deviations"
+    "the paper's value lies in our 95% t interval over seeds, or our value lies within the paper's "
+    "rounding or (if the paper prints its seeds) within one of the paper's standard deviations"
 )
 # Claims 1 to 18 and their rules were fixed before any run.
 ADDED = (
@@ -60,7 +60,7 @@ class Claim:
 @dataclass(frozen=True)
 class Judged:
     """A claim's verdict in one setting. not_established: labels of the evidence behind the verdict
-    whose interval does not exclude the opposite result."""
+    whose interval does not exclude the opposite result, or that rests on one seed."""
 
     claim: Claim
     evidence: tuple[Evidence, ...]
@@ -88,7 +88,7 @@ def judge(cells: pd.DataFrame, records: Records) -> list[Judged]:
 def frames(
     settings: Iterable[Setting], judged: Iterable[list[Judged]]
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return two frames for all settings: a row per verdict, and a row per row of evidence."""
+    """Return the verdicts and the evidence of all settings, each as a frame with a row for each."""
     verdicts, evidence = [], []
     for setting, judged_claims in zip(settings, judged, strict=True):
         for each in judged_claims:
@@ -183,7 +183,7 @@ def fewer_tokens(case: Case) -> Iterator[Evidence]:
             decided = never + sum(pair.value is not None for pair in pairs)
             direction = False if 2 * never >= decided else evidence.direction
             evidence = replace(evidence, direction=direction, size=None)
-            evidence = evidence.noted(f"{never} of {decided} pairs never reach it")
+            evidence = evidence.noted(f"{never} of {decided} pairs never reach that loss")
         yield evidence
     yield from _further(case, "spared.full", quantity, terms)
 
@@ -223,8 +223,8 @@ def parameters(case: Case) -> Iterator[Evidence]:
 def hybrid(case: Case) -> Iterator[Evidence]:
     """The Hybrid has 31,967,571 parameters and reaches an NLL of 1.2780 ± 0.0050.
 
-    The number of parameters is exact. On the paper's data, its NLL lies in our 95% t interval over
-    seeds, or ours lies within one of its standard deviations.
+    The number of parameters equals the paper's. On the paper's data, the paper's NLL lies in our
+    95% t interval over seeds, or our NLL lies within one of the paper's standard deviations.
     """
     models = case.records.models.query("scale == '30M' and variant == 'hybrid'").to_dict("records")
     model = models[0] if models else {}
@@ -266,7 +266,7 @@ def self_flow_first(case: Case) -> Iterator[Evidence]:
 def rank_first(case: Case) -> Iterator[Evidence]:
     """The effective rank of the first layer's flow is 2.34 to 2.67 times MHA's.
 
-    Relation's effective rank over MHA's is above 1 at every scale that was run, and its size.
+    Relation's effective rank / MHA's is above 1 at every scale that was run. In addition, its size.
     """
     for scale in SCALES:
         full, mha = case.pair("relation_internal", scale, "l0_effrank")
@@ -278,7 +278,7 @@ def rank_first(case: Case) -> Iterator[Evidence]:
 def self_flow_second(case: Case) -> Iterator[Evidence]:
     """Self flow in the second layer is below 1.5% at every scale.
 
-    It is below 1.5% at every scale that was run, and its size.
+    Self flow is below 1.5% at every scale that was run. In addition, its size.
     """
     for scale in SCALES:
         term = case.term("relation_internal", scale, "l1_self.full")
@@ -334,19 +334,19 @@ def anchor(case: Case) -> Iterator[Evidence]:
     shifts rapidly to Exchange.
 
     At every scale that was run, Self flow and effective rank are higher in the first layer than in
-    any later one. Self flow of the second layer is below 50% of the first's. The ratio of the two
-    is lower than that ratio of MHA's diagonal. The paper gives no number, so no size is asked for.
+    any later one. The ratio of Self flow, second layer / first layer, is below 50%, and it is lower
+    than the same ratio of MHA's diagonal flow. The paper gives no number, so no size is asked for.
     """
     for scale in SCALES:
         flow = {c: case.layers(scale, c) for c in ("self.full", "effrank.full", "self.mha")}
         second_to_first, of_mha = (flow[c][1] / flow[c][0] for c in ("self.full", "self.mha"))
-        most = "of Relation, L0 / the later layer with most"
-        relative = "L1 / L0 of Relation's Self flow / that of MHA's diagonal"
+        most = "of Relation, L0 / the largest later layer"
+        relative = "L1 / L0 of Relation's Self flow, divided by L1 / L0 of MHA's diagonal"
         for label, quantity, term, holds in (
             ("anchor", f"Self flow {most}", _first_to_most(flow["self.full"]), above(1)),
             ("router", f"effective rank {most}", _first_to_most(flow["effrank.full"]), above(1)),
             ("shift", "Self flow of Relation, L1 / L0", second_to_first, below(0.5)),
-            ("shift beside MHA's", relative, second_to_first / of_mha, below(1)),
+            ("shift compared with MHA", relative, second_to_first / of_mha, below(1)),
         ):
             yield compare(f"{scale}, {label}", quantity, term, holds, asks_size=False)
 
@@ -525,9 +525,9 @@ def _largest_errors(case: Case, check: str, *, kernel: bool = False) -> Iterator
 def exactness(case: Case) -> Iterator[Evidence]:
     """FlashRelation computes the exact Full Relation operator.
 
-    Errors of Y and of every gradient are measured against the definition in FP64. The RMS and the
-    largest error are at most twice those of the definition in the same precision, plus 1e-3 (FP32:
-    1e-5) of the result. Only the Triton kernel can pass; another backend can only fail.
+    Errors of the output Y and of every gradient are differences from the definition in FP64. The
+    RMS error and the largest error are at most twice those of the definition in the same precision,
+    plus 1e-3 (FP32: 1e-5) of the result. Only the Triton kernel can pass; others can only fail.
     """
     by = ["scale", "operator", "precision"]
     for (scale, backend, _), rows in _checked(case, "exactness").groupby(by, sort=False):
@@ -559,9 +559,10 @@ def mixing(case: Case) -> Iterator[Evidence]:
 def recurrence(case: Case) -> Iterator[Evidence]:
     """Linear Relation's recurrence is the expanded sum over history.
 
-    Y, the last state and every gradient of the sum and of the chunked form differ from the FP64
-    recurrence by at most 1e-12 of the result, in RMS and at the largest. The campaign's backend may
-    have twice the error of the recurrence in its precision, plus 1e-3 (FP32: 1e-5) of the result.
+    The output Y, the last state and every gradient of the sum and of the chunked form differ from
+    the FP64 recurrence by at most 1e-12 of the result, in RMS and at the largest. The campaign's
+    backend may have twice the error of the recurrence in its precision, plus 1e-3 (FP32: 1e-5) of
+    the result.
     """
     by = ["operator", "precision"]
     for (backend, precision), rows in _checked(case, "recurrence").groupby(by, sort=False):
@@ -572,10 +573,10 @@ def recurrence(case: Case) -> Iterator[Evidence]:
 def history(case: Case) -> Iterator[Evidence]:
     """Exchange is strictly historical: it reads only the tokens before the current one.
 
-    Tested on random states of Full and Linear Relation. New coordinates and information from any
-    token on leave all earlier outputs equal to the last bit. New information of one token moves its
-    output by its Self share (Linear: by the change itself), within rounding. The definitions in
-    FP64 decide; a backend of the campaign can only fail.
+    Tested on random states of Full and Linear Relation. If a token and all later ones get new
+    coordinates and information, every earlier output stays equal to the bit. If one token gets new
+    information, its output changes by its Self share of that change (Linear: by the whole change),
+    within rounding. The definitions in FP64 decide; a backend of the campaign can only fail.
     """
     return _largest_errors(case, "history")
 

@@ -92,7 +92,7 @@ def _plan(campaign: str) -> plan.Campaign:
 
 @cache
 def job_files(campaign: plan.Campaign) -> dict[str, str]:
-    """Return every job's first file by hash, shipped or not, of the campaign and of a one-off."""
+    """Map every job's hash to its first file, shipped or not, chosen by the user or not."""
     whole = {key: campaign.settings.get(key) for key in ("campaign", "corpus", "settings")}
     plans = (plan.load(each, published=False) for each in (whole, campaign.settings))
     return {hash: path for each in plans for path, hash in reversed(each.files().items())}
@@ -103,8 +103,8 @@ def load(
 ) -> Records:
     """Read a setting's records: shipped ones, or those in the campaign's own folder.
 
-    campaign: the plan, if it differs from the whole of config/<campaign>.yaml. Raises InputError
-    as relation.records.load, if a file is damaged or two runs of a seed are not a pair.
+    campaign: the plan, if it differs from the whole of config/<campaign>.yaml. Raises InputError,
+    as relation.records.load does, if a file is damaged or two runs of a seed are not a pair.
     """
     campaign = campaign or _plan(setting.campaign)
     folder = records.PUBLISHED / campaign.name if published else campaign.folder

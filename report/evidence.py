@@ -21,8 +21,8 @@ from report.paper import SCALES, SEEDS
 VERDICTS = {
     "reproduced": ("✓", "agrees", "The paper's sign or bound holds, and its size if asked for."),
     "direction only": ("≈", "partly", "The paper's sign holds; its size does not or is undecided."),
-    "not reproduced": ("✗", "differs", "The paper's sign, bound or unsigned value does not hold."),
-    "chose the setting": ("○", "open", "No verdict: its layers, 0 and 1, chose the setting."),
+    "not reproduced": ("✗", "differs", "A sign, a bound or a value without a sign is not met."),
+    "chose the setting": ("○", "open", "No verdict: its layers, 0 and 1, chose this setting."),
     "not tested": ("–", "open", "The runs or measurements are missing or differ from the paper's."),
 }
 NOT_ESTABLISHED = "its 95% interval includes values that contradict this result"
@@ -38,7 +38,7 @@ class Term:
 
     rounding: half a unit of the last printed digit. spread: standard deviation over the paper's
     seeds, if the paper prints them. by_seed: the values behind a mean over seeds. low, high: the
-    95% interval if the value is not such a mean, or if the cell has an interval of its own.
+    95% interval of a table's cell; a combination of terms has none.
     """
 
     paper: float = math.nan
@@ -63,7 +63,7 @@ class Term:
         return self._with(other, operator.truediv, self.paper / other.paper * relative, "x")
 
     def _with(self, other: Term, combine: Callable, rounding: float, unit: str) -> Term:
-        """Combine two terms over their common seeds; means are combined, not values by seed."""
+        """Combine two terms over their common seeds. The value combines the two means."""
         combined = Term(combine(self.paper, other.paper), rounding, unit)
         seeds = sorted(self.by_seed.keys() & other.by_seed.keys())
         for term in (self, other):
@@ -83,7 +83,7 @@ class Term:
         return replace(self, paper=paper.paper, rounding=paper.rounding)
 
     def with_spread(self, seeds: Iterable[Term]) -> Term:
-        """Return the term with the deviation of the paper's values by seed, if all are printed."""
+        """Return the term with the standard deviation of the paper's seeds, if all are printed."""
         values = [seed.paper for seed in seeds]
         return replace(self, spread=None if any(map(math.isnan, values)) else stdev(values))
 
@@ -150,8 +150,8 @@ class Evidence:
     """One comparison of our value with the paper's, in ``unit``.
 
     direction: whether the paper's sign or bound holds. size: whether the paper's value is met.
-    Both are None while undecided. contested: the interval includes values that would decide
-    otherwise, or one seed gives no interval. essential: the claim is not tested without this row;
+    They are None if undecided or not asked for. contested: the interval includes values that would
+    decide otherwise, or one seed gives no interval. essential: without it, a claim is not tested;
     any other row may be missing. beside: the row is shown but decides nothing. n: number of what
     ``counted`` names, out of ``paper_n``. scale: the scale of the models behind the row, or "".
     """

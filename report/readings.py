@@ -105,14 +105,14 @@ def draw(pairs: pd.DataFrame, folder: Path) -> pd.DataFrame:
 
     figure, panel = plot(3.2)
     divided = pairs["variation"].str.startswith("scaled")
-    # At the paper's learning rate and on whole books, ρ separates anchors from other layers.
+    # At the paper's learning rate and on whole books, ρ separates settings with an anchor.
     rate, short = (pairs["variation"].str.contains(each) for each in ("lr-", "short"))
     marks = (
         ("the paper’s learning rate", ~rate & ~short, {"marker": "o"}),
         ("another learning rate", rate, {"marker": "o", "markerfacecolor": "none"}),
         ("books cut short", short, {"marker": "x"}),
     )
-    arms = (("W_O, W_down as the rest", False, "full"), ("divided by sqrt(2L)", True, "mha"))
+    arms = (("W_O, W_down as the others", False, "full"), ("divided by sqrt(2L)", True, "mha"))
     for label, chosen, mark in marks:
         panel.plot([], [], color=MUTED, linestyle="none", label=label, **mark)
         for _, scaled, arm in arms:

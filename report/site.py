@@ -151,7 +151,7 @@ def command(
     """Return the command that produces a setting's files, for the first time or `again`.
 
     targets: files below the campaign's folder; none: all. choice: further choices of --config.
-    With `again`, published=false ignores shipped records; a user's own files are forced.
+    `again` ignores shipped records (published=false) or forces the user's own files to be remade.
     """
     scales = () if len(targets) else setting.scales or ()
     choices = {"variations": [setting.variation], "scales": scales} | choice

@@ -29,7 +29,7 @@ ELSEWHERE = (
     ("30M", fair.TUNED, "30M"),
     ("100M28pc", fair.TUNED, "100M on 28% of its tokens"),
     ("10M", "long", "10M on 600M tokens"),
-    ("10M", "small-updates", "10M, 32,768 tokens an update"),
+    ("10M", "small-updates", "10M, 32,768 tokens per update"),
 )
 HORIZONS = (("150M", fair.TUNED), ("600M", "long"))  # training tokens, variation
 
@@ -101,7 +101,7 @@ def answer_section(runs: pd.DataFrame, folder: Path) -> Section | None:
         for row in overview.differences(data.load(setting).runs):
             label = f"{row['scale']}: {setting}, {counted(row['final_nll'].n, 'pair')}"
             bars.append(Bar(label, row["final_nll"], printed=row["paper"]))
-    for variation, words in ((fair.TUNED, "Tuned alike"), ("long", "Tuned alike, 600M tokens")):
+    for variation, words in ((fair.TUNED, "Tuned"), ("long", "Tuned, 600M tokens")):
         for scale, rows in runs[runs["variation"].str.startswith(variation)].groupby("scale"):
             if pair := fair.compare_arms(rows, "full", "mha"):
                 due = len(fair.FRESH) if (scale, variation) == ("10M", fair.TUNED) else 0
@@ -254,7 +254,7 @@ def comparison_sections(runs: pd.DataFrame, family: str) -> list[Section]:
 
 
 def elsewhere(runs: pd.DataFrame) -> list[Section]:
-    """Return the tables of larger models, more tokens and smaller updates: arms, differences."""
+    """Return two tables of runs under the conditions of ELSEWHERE: the arms, the differences."""
     pairs, arm_rows, pair_rows = fair.primary_pairs(runs), [], []
     pairs += [(under, "mha") for _, under in pairs if under not in ("", "mha")]
     for scale, variation, setting in ELSEWHERE:
@@ -319,9 +319,7 @@ def shares_of_the_end(estimates: pd.Series) -> dict[str, str]:
         times = early.value / final.value
         share = f"{times:.0%}" if abs(times) < 2 else f"{times:.1f} times"
         excludes_zero = final.low > 0 or final.high < 0
-        columns[f"share at {part:.0%}"] = (
-            share.replace("-", "−") if excludes_zero else "no sure end"
-        )
+        columns[f"share at {part:.0%}"] = share.replace("-", "−") if excludes_zero else "—"
     return columns | {"at the end": f"{final:+.4f}"}
 
 

@@ -149,7 +149,7 @@ def means(
     """Yield means over seeds with 95% t intervals; for the statistic `mean` also a cell `sd`.
 
     values: one row per seed with row, column, seed, value and source (one source per line). none:
-    the meaning of a NaN. seeds: the planned seeds; the cell's reason names the missing ones.
+    the meaning of a NaN. seeds: the expected seeds; the cell's reason names the missing ones.
     """
     for (row, column), group in values.groupby(["row", "column"], sort=False):
         recorded = dict(zip(group["seed"].astype(int), group["value"].astype(float), strict=True))

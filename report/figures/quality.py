@@ -38,8 +38,8 @@ def _logged(records: Records) -> pd.DataFrame:
 @drawing("loss-curves", "Training loss", _logged)
 def loss_curves(runs: pd.DataFrame, records: Records) -> Figure:
     """Training loss of each pair, as a trailing mean over a share of the budget (see Table 2). The
-    y axis spans the values after the first quarter. Dashed: MHA’s final smoothed loss. Circle:
-    Relation first reaches that loss. Dotted: the end of a pass over the corpus."""
+    y axis spans the values after the first quarter. Dashed: MHA’s final smoothed loss. Circle and
+    percentage: where Relation first reaches it. Dotted: the end of a pass over the corpus."""
     logs = dict(list(records.losses.groupby(["scale", "seed", "variant"])))
     rows = runs.groupby("scale")["seed"].nunique().max()
     labels = ["loss (nat/token)"] * rows

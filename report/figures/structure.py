@@ -14,7 +14,7 @@ from report.data import Records
 from report.figures import style
 from report.figures.style import NAME, drawing, paired, panels
 
-MAP_LAYERS = 5  # layers a row of the flow maps
+MAP_LAYERS = 5  # layers per row of the flow maps
 PERCENT = PercentFormatter(1.0, decimals=0)
 
 

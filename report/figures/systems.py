@@ -81,8 +81,8 @@ def lengths(rows: pd.DataFrame, records: Records) -> Figure:
 
 @drawing("recall", "Associative recall", lambda r: stats.recall_shares(r.recall).reset_index())
 def recall(rows: pd.DataFrame, records: Records) -> Figure:
-    """Share of queries that a model of two layers answers, by mixer. Each width has the learning
-    rate chosen for it. Lines are means over seeds."""
+    """Share of queries that a model of two layers answers correctly, by mixer. Each width has the
+    learning rate that was chosen for it. Lines are means over seeds."""
     layout = {"by": "length", "title": "T = {}", "sharey": "row"}
     figure, columns = panels(rows, 2.6, ["queries answered"], "width d", **layout)
     for _, length_rows, (panel,) in columns:

@@ -83,8 +83,8 @@ def main_results(
 ) -> Cells:
     """Final validation NLL of the paired MHA and Full Relation models: mean ± sample standard
     deviation over seeds, and the mean paired difference with its 95% interval. Backbone: layers /
-    d_model / heads × d_h / d_ff. Token reduction: the share of the budget that Relation saves to
-    reach its MHA run's final smoothed training loss, as a mean over the seeds that reach it."""
+    d_model / heads × d_h / d_ff. Token reduction: the share of the budget that is left when
+    Relation reaches its MHA run's final smoothed training loss, a mean over the seeds that do."""
     backbone = SHAPE.replace("/", "L/", 1)
     wordings = {"backbone": backbone.format_map, "data": data, "tokens": tokens}
     yield from model_cells(models, wordings)
@@ -119,8 +119,8 @@ def paired_nll(
     """Final validation NLL of every pair, and the mean difference with its 95% interval over seeds.
     Our seeds share no random numbers with the paper's seeds of the same number, so the table does
     not compare them one by one. Further pairs have seeds beyond the matrix and separate a
-    difference from the spread of runs. Tokens spared: to reach MHA's final smoothed training loss;
-    none for a pair that never reaches it. For MHA itself: how early it reaches its own final loss.
+    difference from the spread of runs. Tokens spared: the share of the budget that is left when
+    Relation reaches MHA's final smoothed training loss (0 if never), or when MHA first reaches it.
     Correlation: Pearson's, of the two runs of a seed, with Fisher's interval."""
     values = pairs(runs)
     of_seeds = values.assign(row=values["row"] + "/" + values["seed"].astype(str))

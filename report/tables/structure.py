@@ -59,8 +59,8 @@ def lengths(flow: pd.DataFrame) -> Cells:
 
 @table("4", "relation_internal", "Internal organization")
 def internal_organization(flow: pd.DataFrame) -> Cells:
-    """Diagonal flow (MHA) or Self flow (Relation) and effective rank by depth, and the distances d
-    that historical flow covers. Shorter sequences use the same fractions of T. Means over seeds."""
+    """Diagonal flow (MHA) or Self flow (Relation) and effective rank by depth, and historical flow
+    beyond a distance d, which is the same fraction of T in shorter sequences. Means over seeds."""
     yield from scale_means(flow, ROUTING)
     layers, seeds = by_layer(flow), sorted(flow["seed"].unique())
     first = over_layers(layers, {"l0_self": "self_flow", "l0_effrank": "effective_rank"}, 0, 0)
