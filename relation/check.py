@@ -62,7 +62,7 @@ def deviations(
     """Rows of error, yardstick and allowed error: RMS and largest of each result over all draws.
 
     draws: by name, a result, the definition's result in `dtype` and the one in FP64, the truth.
-    scales: add rows of the scale error |<g, t> / <t, t> - 1| of result g and truth t over all
+    scales: add rows of the scale error abs(<g, t> / <t, t> - 1) of result g and truth t over all
     draws. BF16's noise is 1 to 4% of a gradient's RMS, so the RMS does not show a scale error of
     2%. In the product, noise that does not follow the truth averages out. A scale error may be
     twice the yardstick's plus the slack plus four standard errors (the larger of result and

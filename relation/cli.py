@@ -267,7 +267,8 @@ def _plan(campaign: Campaign, options: Namespace) -> None:
     print(*lines, f"Checkpoints take {disk:,.0f} MiB of disk.", sep="\n")
     old = [run.name for run in runs if (folder / f"runs/{run.name}/run.parquet").exists()]
     if old:
-        print(f"These runs replace {len(old)} finished runs with another text or other keys:")
+        finished = f"{len(old)} finished run{'s' if len(old) > 1 else ''}"
+        print(f"These runs replace {finished} with another text or other keys:")
         print(*(f"  {name}" for name in old[:3]), *["  ..."] * (len(old) > 3), sep="\n")
     # Last, so that the plan is printed even if texts are missing. The error stops `make`.
     for path in (Path(path) for path in todo if path.startswith("data/")):
@@ -294,7 +295,7 @@ def _status(campaign: Campaign, options: Namespace) -> None:
     total = sum(groups.values(), Counter())
     unfinished = {k: counts for k, counts in groups.items() if counts.keys() - {"shipped", "done"}}
     lines = [*sorted(named)[:10], *["..."] * (len(named) > 10)]
-    for name, counts in {**unfinished, campaign.title: total}.items():
+    for name, counts in {**unfinished, f"{campaign.title}, all runs": total}.items():
         lines.append(f"{name}: " + ", ".join(f"{n} {state}" for state, n in counts.items()))
     print(*lines, *campaign.unmeasured(), sep="\n")
     if total["stopped"]:

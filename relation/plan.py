@@ -30,6 +30,7 @@ from relation.variants import LINEAR, PAIRED, VARIANTS
 
 # Measurements on a checkpoint by kind of record: the folder, and the files that one job writes.
 _MEASURED = {"flow": ("flow", ("flow", "curves", "maps")), "lengths": ("length", ("lengths",))}
+_IN_WORDS = {"flow": "flow metrics", "lengths": "losses on longer texts"}
 # The variation of a campaign that defines none. It changes nothing.
 UNCHANGED = "base"
 PAPER_SCALES = ("10M", "30M", "100M")
@@ -207,8 +208,8 @@ class Campaign:
         shipped = (run for run in self.runs if run.hash in self.shipped())
         measured = (item for run in shipped for item in self.measured(run).items())
         counts = Counter(kind for kind, hash in measured if hash not in self.shipped(kind))
-        why = f"each because {WHY_UNMEASURED}"
-        return [f"{n} shipped runs have no {kind}, {why}" for kind, n in counts.items()]
+        line = "{} shipped runs have no {}: " + WHY_UNMEASURED
+        return [line.format(n, _IN_WORDS[kind]) for kind, n in counts.items()]
 
     def hashes(self) -> set[str]:
         """The hash of every specification of the whole campaign."""

@@ -252,8 +252,9 @@ def gap(
     rows = [row for row in of_scale if row.kind == kind and not row.further]
     rows = [row for row in rows if row.variant in (variants or [row.variant])]
     rows = [row for row in rows if seed in (None, row.seed)]
-    if not rows:
-        what = f"{scale or ''} {' and '.join(map(title, variants))}".strip()
+    absent = [variant for variant in variants if variant not in {row.variant for row in rows}]
+    if not rows or absent:
+        what = f"{scale or ''} {' and '.join(map(title, absent))}".strip()
         return "not run", f"no {name} of {what} is part of this setting"
     lacking = [row for row in rows if row.status != "ok"]
     if not lacking:

@@ -154,13 +154,13 @@ def worth(runs: pd.DataFrame, folder: Path) -> Section | None:
     fresh, bars = fair.runs_of(runs, "10M"), []
     for name in (name for name in ARMS if name != "mha"):
         if pair := fair.compare_arms(fresh, name, "mha"):
-            kind, label = name.partition("-")[0], f"{title(name)}, {pair.seeds} seeds"
+            kind, label = name.partition("-")[0], f"{title(name)}, {pair.seeds.split()[0]} seeds"
             look = {"colour": COLOUR[kind], "kind": style.NAME[kind]}
             bars.append(Bar(label, pair.welch, **look))
     if not bars:
         return None
     bars.sort(key=lambda bar: bar.estimate.value)
-    label = "final validation NLL − MHA’s (nat/token)"
+    label = f"final validation NLL − MHA’s, {(fresh['variant'] == 'mha').sum()} seeds (nat/token)"
     save(forest(bars, label, margin=fair.MARGIN), folder / "worth.svg")
     return Section("worth", figure=True)
 

@@ -1,6 +1,6 @@
 """Corpora: read local texts or data sets of the Hugging Face hub, and prepare them as tokens.
 
-Local texts are .txt files, in which lines of <|endoftext|> separate documents, and Parquet files
+Local texts are .txt files, whose documents lines of ``<|endoftext|>`` separate, and Parquet files
 with a column `text`. The validation split of one .txt file is its last tenth. A folder uses the
 files named validation*, a data set of the hub uses its own split. Without these files, or with
 `validation_modulus` for a data set, one document in `validation_modulus` (50) is held out by hash.
@@ -80,7 +80,7 @@ def _text_files(path: str) -> dict[str, list[Path]]:
     """Return the files of a local corpus by split, sorted by path."""
     root = Path(path)
     if not root.exists():
-        remedy = "make it with tools/make_corpus.py" if root in _MADE else "give a file or a folder"
+        remedy = "see tools/make_corpus.py --help" if root in _MADE else "give a file or a folder"
         raise InputError(f"corpus {root} does not exist; {remedy}")
     files = [root] if root.is_file() else sorted(p for p in root.rglob("*") if p.is_file())
     by_split: dict[str, list[Path]] = {"train": [], "validation": []}

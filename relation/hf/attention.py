@@ -196,9 +196,8 @@ def relation_attention(
     """
     lam = getattr(module, "lam", None)
     if lam is None:
-        raise InputError(
-            f"layer {module.layer_idx} has no lambda; call relation.hf.add_lambda(model) first"
-        )
+        layer = f"layer {module.layer_idx}"
+        raise InputError(f"{layer} has no lambda; call relation.hf.add_lambda(model) first")
     for name, used in (
         ("dropout of attention weights", dropout),
         ("soft capping of scores", options.get("softcap")),

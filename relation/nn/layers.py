@@ -106,9 +106,8 @@ class _Layer(nn.Module):
         if fit and batch and lengths.device.type == "cpu" and not torch.compiler.is_compiling():
             fit = 1 <= lengths.min() <= lengths.max() <= tokens
         if not fit:
-            raise InputError(
-                f"begin() of the cache got wrong lengths; give {batch} from 1 to {tokens}, int64"
-            )
+            advice = f"give {batch} from 1 to {tokens}, int64"
+            raise InputError(f"begin() of the cache got wrong lengths; {advice}")
 
     def _check(self, x: Tensor) -> None:
         """Raise InputError unless x is (B, T, d) in a dtype that the projections take."""

@@ -1,7 +1,7 @@
 """Linear Relation in plain PyTorch, implemented in two ways (Section 5.2, Appendix A.4).
 
 `linear_relation` is the definition, a recurrence over tokens. `chunked_linear_relation` unrolls it
-into a sum over historical tokens inside each chunk. Both divide a coordinate p by max(|p|, 1e-12).
+into a sum over historical tokens inside each chunk. Both divide a coordinate by max(norm, 1e-12).
 """
 
 import math

@@ -192,9 +192,8 @@ def _train(
                     saved_at = time.monotonic()
             log(readback.drain())
             if broken := _not_finite(model):
-                raise DivergedError(
-                    f"{run.name}: parameter {broken} is not finite after the last update; {_REMEDY}"
-                )
+                why = f"parameter {broken} is not finite after the last update"
+                raise DivergedError(f"{run.name}: {why}; {_REMEDY}")
         except DivergedError:
             if run.divergence == "fail":
                 raise

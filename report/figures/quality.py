@@ -87,7 +87,8 @@ def _validated(records: Records) -> pd.DataFrame:
 @drawing("validation-curves", "Validation NLL while training", _validated)
 def validation_curves(rows: pd.DataFrame, records: Records) -> Figure:
     """Top: MHA and Relation. Bottom: Relation − MHA. Thin lines are seeds, thick lines the mean
-    over seeds. The y axes span the values after the first quarter of the budget."""
+    over seeds. The NLL is read on the first `validation_tokens` of the split (page Assumptions), so
+    its last value differs from the final NLL. The y axes omit the first quarter of the budget."""
     labels = ("validation NLL\n(nat/token)", "Relation − MHA\n(nat/token)")
     figure, columns = panels(rows, 4.2, labels, "training tokens", sharex="col")
     for scale, scale_rows, (above, below) in columns:
@@ -144,7 +145,7 @@ def _less_full(records: Records) -> pd.DataFrame:
 @drawing("variants", "Variants compared with Full Relation", _less_full)
 def variants(rows: pd.DataFrame, records: Records) -> Figure:
     """Final validation NLL minus Full Relation’s of the same seed: means with 95% intervals. Small
-    points: seeds. Diamonds: the paper’s values."""
+    points: seeds. Diamonds, if any: the paper’s values."""
     bars = []
     for scale in style.scales_of(rows):
         for variant, group in rows[rows["scale"] == scale].groupby("variant"):

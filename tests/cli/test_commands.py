@@ -123,7 +123,7 @@ def test_status_names_what_needs_attention_and_counts_the_rest(capsys, elsewhere
     assert failed.split()[:2] == ["failed", other.name] and "the disk is full" in failed
     assert running.split()[:2] == ["running", RUN] and "128/600" in running
     counts = "2 waiting, 1 running, 1 failed"
-    assert counted == [f"10M-mini/base: {counts}", f"{campaign.title}: {counts}"]
+    assert counted == [f"10M-mini/base: {counts}", f"{campaign.title}, all runs: {counts}"]
     # The lock is released, as if the process had ended.
     stopped = printed(capsys, *status).splitlines()[1]
     assert stopped.split()[:2] == ["stopped", RUN] and "128/600" in stopped
