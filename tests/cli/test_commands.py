@@ -132,7 +132,7 @@ def test_status_names_what_needs_attention_and_counts_the_rest(capsys, elsewhere
     text.write_text("A sentence of some words.\n" * 20_000)
     arguments = ("campaign=tiny", "variants=full", f"corpus={text}")
     lines = printed(capsys, "status", *arguments).splitlines()
-    assert lines[-1] == f"{campaign.title}: 2 waiting"
+    assert lines[-1] == f"{campaign.title}, all runs: 2 waiting"
 
 
 @pytest.mark.parametrize("campaign", [path.stem for path in (ROOT / "config").glob("*.yaml")])
