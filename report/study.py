@@ -308,10 +308,7 @@ def head_start(runs: pd.DataFrame, probes: pd.DataFrame, folder: Path) -> Sectio
 
 
 def shares_of_the_end(estimates: pd.Series) -> dict[str, str]:
-    """Return columns for a difference after 5%, 20% and 50% of its tokens, and at the end.
-
-    estimates: indexed by training tokens.
-    """
+    """Return columns for a difference after 5%, 20% and 50% of its tokens, and at the end."""
     columns, final, tokens = {}, estimates.iloc[-1], estimates.index.to_numpy()
     for part in (0.05, 0.2, 0.5):
         early = estimates.iloc[np.abs(tokens - part * tokens[-1]).argmin()]
@@ -319,7 +316,8 @@ def shares_of_the_end(estimates: pd.Series) -> dict[str, str]:
         times = early.value / final.value
         share = f"{times:.0%}" if abs(times) < 2 else f"{times:.1f} times"
         excludes_zero = final.low > 0 or final.high < 0
-        columns[f"share at {part:.0%}"] = share.replace("-", "−") if excludes_zero else "—"
+        if part >= 0.2:  # as planned
+            columns[f"share at {part:.0%}"] = share.replace("-", "−") if excludes_zero else "—"
     return columns | {"at the end": f"{final:+.4f}"}
 
 
