@@ -30,14 +30,21 @@ def full_flow(
     check_relation(lam, tau, documents, p1=p1, p2=p2)
     U = scores(p1, p2)  # U_ij, (B, H, T, T), Eq. 1
     S = torch.sigmoid(U.diagonal(dim1=-2, dim2=-1) / tau)  # Self S_i, (B, H, T)
-    E = F.silu(U) if silu else U  # Exchange E_ij, (B, H, T, T)
-
-    # R_ij = E_ij - lambda log i for j < i, R_ii = S_i, and -inf for j > i (Eq. 2).
     i = token_counts(documents, p1, U.dtype)  # (T,), or (B, 1, T) with documents
     is_self = torch.eye(p1.shape[2], dtype=torch.bool, device=p1.device)
-    R = torch.where(is_self, S[..., :, None], E - lam.to(U.dtype) * i.log()[..., None])
-    R = R.masked_fill(unseen(documents, p1), -torch.inf)
-    return R.softmax(dim=-1)  # Eq. 3
+    return _flow(U, S[..., None], is_self, i[..., None], lam, unseen(documents, p1), silu)
+
+
+def _flow(
+    U: Tensor, S: Tensor, is_self: Tensor, i: Tensor, lam: Tensor, hidden: Tensor, silu: bool
+) -> Tensor:
+    """Return F (..., n, T) of scores U. S, i: (..., n, 1). is_self: where a row has S, not E.
+
+    R_ij = E_ij - lambda log i for j < i, R_ii = S_i, and -inf if `hidden` (Eq. 2).
+    """
+    E = F.silu(U) if silu else U  # Exchange E_ij
+    R = torch.where(is_self, S, E - lam.to(U.dtype) * i.log())
+    return R.masked_fill(hidden, -torch.inf).softmax(dim=-1)  # Eq. 3
 
 
 def full_relation(
@@ -91,15 +98,12 @@ def full_relation_step(
     check_device(p1, lam)
     check_tau(tau)
     U = scores(p1, p2)  # (B, H, n, T)
-    # i: how many tokens a row sees. self_column: the last of them. Each is (..., n, 1).
-    i = visible.sum(-1, keepdim=True).to(U.dtype)
-    self_column = visible.shape[-1] - 1 - visible.flip(-1).int().argmax(-1, keepdim=True)
-    self_column = self_column.expand(*U.shape[:3], 1)  # (B, H, n, 1)
-    S = torch.sigmoid(U.gather(-1, self_column) / tau)
-    R = (F.silu(U) if silu else U) - lam.to(U.dtype) * i.log()
-    flow = R.scatter(-1, self_column, S).masked_fill(~visible, -torch.inf).softmax(dim=-1)
+    i = visible.sum(-1, keepdim=True)  # (..., n, 1): how many tokens a row sees
+    is_self = visible & (visible.cumsum(-1) == i)  # (..., n, T): the last of them
+    S = torch.sigmoid(U / tau)
+    flow = _flow(U, S, is_self, i.to(U.dtype), lam, ~visible, silu)
     if not transport_self:
-        flow = flow.scatter(-1, self_column, 0)
+        flow = flow.masked_fill(is_self, 0)
     return shared_matmul(flow.to(info.dtype), info)
 
 
