@@ -267,8 +267,7 @@ def _plan(campaign: Campaign, options: Namespace) -> None:
     print(*lines, f"Checkpoints take {disk:,.0f} MiB of disk.", sep="\n")
     old = [run.name for run in runs if (folder / f"runs/{run.name}/run.parquet").exists()]
     if old:
-        finished = f"{len(old)} finished run{'s' if len(old) > 1 else ''}"
-        print(f"These runs replace {finished} with another text or other keys:")
+        print(f"These runs replace {len(old)} that finished with another text or other keys:")
         print(*(f"  {name}" for name in old[:3]), *["  ..."] * (len(old) > 3), sep="\n")
     # Last, so that the plan is printed even if texts are missing. The error stops `make`.
     for path in (Path(path) for path in todo if path.startswith("data/")):

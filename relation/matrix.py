@@ -124,8 +124,7 @@ class Matrix:
 
     def run(self, address: tuple, data: Data, o: dict, further: bool) -> Run:
         """One run. Raises InputError if its values contradict each other."""
-        named = dict(zip(("scale", "variation", "variant", "seed"), address, strict=True))
-        scale, variation, variant, _ = address
+        scale, variation, variant, seed = address
         where = f"config/{self.name}.yaml: scale {scale}, variation {variation}, variant {variant}"
         tokens = o["micro"] * o["accumulation"] * o["context"]
         if tokens != o["tokens_per_update"]:
@@ -153,8 +152,7 @@ class Matrix:
             data=data,
             init_key=variant if separate else None,
             further=further,
-            **named,
-            **options,
+            **{"scale": scale, "variation": variation, "variant": variant, "seed": seed, **options},
         )
 
     def runs(self) -> tuple[list[Run], dict[str, Data], dict[str, str]]:

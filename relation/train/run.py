@@ -86,8 +86,10 @@ def _train(
     model = Decoder(run.model, execution, seed=None, device=device)
     model.initialise(run.seed, run.init_key or "")
     init_hash = shared_weights_hash(model)
-    decay = (run.weight_decay, run.decay_embedding, run.decay_vectors)
-    optimizer = build_optimizer(model, run.learning_rate, run.betas, run.adam_eps, *decay)
+    optimizer = build_optimizer(
+        model, run.learning_rate, run.betas, run.adam_eps, run.weight_decay, run.decay_embedding,
+        run.decay_vectors,
+    )  # fmt: skip
     reduce = summed_gradients(model) if world.size > 1 else None
     step = UpdateStep(
         model, optimizer, device, run.precision, run.compile, run.gradient_clip, documents, reduce
@@ -109,67 +111,65 @@ def _train(
         state.processes.append(world.size)
     consumed = sum(update.tokens for update in updates[: state.update])
 
-    # Functions for the loop. A GPU runs a few updates behind the host, so its losses arrive late.
-    readback = Readback(device)
-
-    def batches(update: Update, ids: np.ndarray) -> Iterator[tuple[Tensor, ...]]:
-        """Yield this process's micro-batches: inputs and targets, (micro, T), on the device."""
-        for first in range(world.rank * run.micro, len(ids), world.size * run.micro):
-            tokens = min(update.tokens - first * run.context, run.micro * run.context)
-            arrays = windows.batch(ids[first : first + run.micro], tokens, run.micro)
-            yield tuple(to_device(array, device) for array in arrays)
-
-    def log(readings: Iterator[tuple[list[float], float]]) -> None:
-        """Add finished updates to the state. Raises DivergedError if one is not finite."""
-        for (loss, norm), seconds in readings:
-            update = updates[state.update]
-            if not (math.isfinite(loss) and math.isfinite(norm)):
-                raise DivergedError(
-                    f"{run.name}: loss {loss} and gradient norm {norm} at update "
-                    f"{update.index + 1}, after {update.index * run.tokens_per_update:,} "
-                    f"tokens (windows {update.first} to {update.first + update.windows - 1} in the "
-                    f"order of seed {run.seed}); {_REMEDY}"
-                )
-            ids = windows.window_ids(update.first, update.windows)
-            state.order_hash = order_hash(state.order_hash, ids, update.tokens)
-            state.update += 1
-            state.losses.append(loss)
-            state.norms.append(norm)
-            state.seconds.append(seconds)
-            if progress:
-                progress.advance(update.tokens, f"loss {loss:.3f}")
-
-    def probe(tokens: int, validates: bool, reads_flow: bool) -> None:
-        """Let the first process probe the model after `tokens` tokens and keep the rows."""
-        if world.leads and (validates or reads_flow):
-            log(readback.drain())
-            reading = _probes(run, model, validation, mask, device, validates, reads_flow)
-            try:
-                rows = list(reading)
-            except DivergedError as error:  # the flow is not finite, while the loss still was
-                raise DivergedError(f"{run.name}: {error}; {_REMEDY}") from None
-            state.probes += [{"update": state.update, "tokens": tokens} | row for row in rows]
-            readback.restart()
-
-    def save() -> None:
-        """Write a resume state; on a GPU, a thread writes it while training continues."""
-        nonlocal writing
-        log(readback.drain())
-        # Do not save broken weights. The next update's loss stops the run, in all processes.
-        if not _not_finite(model):
-            tensors, metadata = checkpoint.snapshot(model, optimizer, state, key)
-            writing.result()  # wait for the previous write, and raise its error
-            writing = writer.submit(checkpoint.write, state_file, tensors, metadata)
-            if device.type == "cpu":  # here a thread would only compete with training
-                writing.result()
-        readback.restart()
-
-    # The loop: windows, micro-batches, step, log.
-    diverged = False
+    # The loop. A GPU runs a few updates behind the host, so its losses arrive late.
+    readback, diverged = Readback(device), False
     bar = Progress(run.name, planned, "tokens", consumed) if world.leads else nullcontext()
     with ThreadPoolExecutor(1) as writer, bar as progress:
         writing: Future = writer.submit(lambda: None)
         saved_at = time.monotonic()
+
+        def batches(update: Update, ids: np.ndarray) -> Iterator[tuple[Tensor, ...]]:
+            """Yield this process's micro-batches: inputs and targets, (micro, T), on the device."""
+            for first in range(world.rank * run.micro, len(ids), world.size * run.micro):
+                tokens = min(update.tokens - first * run.context, run.micro * run.context)
+                arrays = windows.batch(ids[first : first + run.micro], tokens, run.micro)
+                yield tuple(to_device(array, device) for array in arrays)
+
+        def log(readings: list[tuple[list[float], float]]) -> None:
+            """Add finished updates to the state. Raises DivergedError if one is not finite."""
+            for (loss, norm), seconds in readings:
+                update = updates[state.update]
+                if not (math.isfinite(loss) and math.isfinite(norm)):
+                    raise DivergedError(
+                        f"{run.name}: loss {loss} and gradient norm {norm} at update "
+                        f"{update.index + 1}, after {update.index * run.tokens_per_update:,} "
+                        f"tokens (windows {update.first} to {update.first + update.windows - 1} "
+                        f"in the order of seed {run.seed}); {_REMEDY}"
+                    )
+                ids = windows.window_ids(update.first, update.windows)
+                state.order_hash = order_hash(state.order_hash, ids, update.tokens)
+                state.update += 1
+                state.losses.append(loss)
+                state.norms.append(norm)
+                state.seconds.append(seconds)
+                if progress:
+                    progress.advance(update.tokens, f"loss {loss:.3f}")
+
+        def probe(tokens: int, validates: bool, reads_flow: bool) -> None:
+            """Let the first process probe the model after `tokens` tokens and keep the rows."""
+            if world.leads and (validates or reads_flow):
+                log(readback.drain())
+                reading = _probes(run, model, validation, mask, device, validates, reads_flow)
+                try:
+                    rows = list(reading)
+                except DivergedError as error:  # the flow is not finite, while the loss still was
+                    raise DivergedError(f"{run.name}: {error}; {_REMEDY}") from None
+                state.probes += [{"update": state.update, "tokens": tokens} | row for row in rows]
+                readback.restart()
+
+        def save() -> None:
+            """Write a resume state; on a GPU, a thread writes it while training continues."""
+            nonlocal writing
+            log(readback.drain())
+            # Do not save broken weights. The next update's loss stops the run, in all processes.
+            if not _not_finite(model):
+                tensors, metadata = checkpoint.snapshot(model, optimizer, state, key)
+                writing.result()  # wait for the previous write, and raise its error
+                writing = writer.submit(checkpoint.write, state_file, tensors, metadata)
+                if device.type == "cpu":  # here a thread would only compete with training
+                    writing.result()
+            readback.restart()
+
         try:
             if state.update == 0:
                 probe(0, validates=True, reads_flow=True)
@@ -186,7 +186,10 @@ def _train(
                     check_all_learn(model, optimizer, run.name)
                 # Probe if one of `n` equal parts of the budget ends in this update.
                 parts = (run.validations, run.probes)
-                probe(after, *(after * n // planned > before * n // planned for n in parts))
+                validates, reads_flow = (
+                    after * n // planned > before * n // planned for n in parts
+                )
+                probe(after, validates, reads_flow)
                 if world.leads and time.monotonic() - saved_at > run.checkpoint_seconds:
                     save()
                     saved_at = time.monotonic()
@@ -206,9 +209,10 @@ def _train(
     peak = torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None
     nll = None
     if not diverged:
-        with Progress("validation", len(validation) - 1, "tokens") as progress:
-            batch = (run.context, run.micro)
-            nll = nll_of(model, validation, *batch, device, run.precision, mask, progress.advance)
+        with Progress("validation", len(validation) - 1, "tokens") as evaluated:
+            batch = {"context": run.context, "rows": run.micro, "precision": run.precision}
+            options = {"device": device, "mask": mask, "advance": evaluated.advance}
+            nll = nll_of(model, validation, **batch, **options)
     checkpoint.save_model(model, out / "model.safetensors", {"hash": run.hash})
     trained = updates[: state.update]
     epochs = (trained[-1].first + trained[-1].windows) / windows.count if trained else 0.0

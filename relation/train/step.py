@@ -7,7 +7,7 @@ pass of a small model launches hundreds of kernels, and the GPU waits for the ho
 import copy
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from inspect import unwrap
 from types import FunctionType
@@ -135,9 +135,8 @@ def build_optimizer(
     """
     decayed, undecayed = [], []
     for name, parameter in model.named_parameters():
-        decays = decay_embedding if name == "embedding.weight" else True
-        if parameter.ndim < 2:
-            decays = decay_vectors
+        decays = decay_embedding or name != "embedding.weight"
+        decays = decays if parameter.ndim > 1 else decay_vectors
         (decayed if decays else undecayed).append(parameter)
     groups = [(decayed, weight_decay), (undecayed, 0.0)]
     groups = [{"params": params, "weight_decay": decay} for params, decay in groups if params]
@@ -364,22 +363,19 @@ class Readback:
         """Start the clock for the next update; all earlier updates must have been read."""
         self._began = self._now()
 
-    def put(self, *scalars: Tensor) -> Iterator[tuple[list[float], float]]:
-        """Take an update's scalars; yield values and seconds of the updates that are due."""
+    def put(self, *scalars: Tensor) -> list[tuple[list[float], float]]:
+        """Take an update's scalars; return values and seconds of the updates that are due."""
         values = torch.stack(scalars)
         if not self._on_gpu:
             began, self._began = self._began, self._now()
-            yield values.tolist(), self._began - began
-            return
+            return [(values.tolist(), self._began - began)]
         pinned = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
         self._waiting.append((pinned.copy_(values, non_blocking=True), self._now()))
-        while len(self._waiting) > _UPDATES_LATE:
-            yield self._next()
+        return [self._next() for _ in range(len(self._waiting) - _UPDATES_LATE)]
 
-    def drain(self) -> Iterator[tuple[list[float], float]]:
-        """Wait for all updates that are not read yet; yield their values and seconds."""
-        while self._waiting:
-            yield self._next()
+    def drain(self) -> list[tuple[list[float], float]]:
+        """Wait for all updates that are not read yet; return their values and seconds."""
+        return [self._next() for _ in range(len(self._waiting))]
 
     def _next(self) -> tuple[list[float], float]:
         values, ended = self._waiting.popleft()

@@ -140,7 +140,7 @@ def test_texts_of_the_users_own_are_read_or_refused_before_the_first_job(copy: P
     own = plan.load({"campaign": "tiny"}).run(RUN)
     assert row["corpus"] == "text.txt" and row["hash"] != own.hash
     output = run_module(copy, "relation", "plan", *TINY[1:]).stdout
-    assert f"replace 1 finished run with another text or other keys:\n  {RUN}" in output
+    assert f"replace 1 that finished with another text or other keys:\n  {RUN}" in output
 
 
 def test_a_killed_campaign_goes_on(copy: Path) -> None:
