@@ -80,11 +80,16 @@ class Documents:
         if mask.ndim != 2 or 0 in mask.shape:
             raise InputError(f"the padding mask has shape {tuple(mask.shape)}; give (B, T)")
         text = mask != 0
+        if (text & (mask != 1)).any():
+            raise InputError(
+                "the padding mask holds other numbers than 0 and 1; for numbered documents use "
+                "Documents.of(ids)"
+            )
         runs = (torch.nn.functional.pad(text, (1, 0)).to(torch.int8).diff(dim=1) == 1).sum(1)
         if (runs != 1).any():
             row = int((runs != 1).nonzero()[0])
             found = "no text" if runs[row] == 0 else f"{int(runs[row])} pieces of text"
-            raise InputError(f"row {row} of the padding mask has {found}; give each row one")
+            raise InputError(f"row {row} of the padding mask has {found}; give each row one piece")
         change = torch.nn.functional.pad(text[:, 1:] != text[:, :-1], (1, 0), value=True)
         return cls._of_first(change)
 

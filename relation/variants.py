@@ -136,10 +136,8 @@ class ModelConfig:
             check_among(name, ("layers", *cls.__dataclass_fields__), f"a model has no {name!r}")
         title, pattern = VARIANTS[variant].title, VARIANTS[variant].pattern
         if layers < 1 or layers % len(pattern):
-            raise InputError(
-                f"{title} repeats the layers {pattern}; {layers} layers are not a multiple of "
-                f"{len(pattern)}"
-            )
+            advice = f"give layers, a multiple of {len(pattern)}, not {layers}"
+            raise InputError(f"{title} repeats the layers {pattern}; {advice}")
         layout = pattern * (layers // len(pattern))
         return cls(**{"layout": layout, "heads": heads, **options, **VARIANTS[variant].changes})
 

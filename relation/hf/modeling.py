@@ -65,6 +65,7 @@ class RelationConfig(PretrainedConfig):
             setattr(self, name, options.pop(name, value))
         if "transformers_version" not in options:  # only files have it
             names = {*dir(self), *vars(PretrainedConfig()), *vars(GenerationConfig())}
+            names = {name for name in names if "rope" not in name}  # ours is rope_base
             for name in sorted(options.keys() - names - {"attn_implementation"}):
                 fields = (*_FIELDS, *self.attribute_map, "num_hidden_layers", "num_key_value_heads")
                 check_among(name, fields, f"RelationConfig has no {name}")
@@ -188,9 +189,9 @@ class RelationModel(RelationPreTrainedModel):
 
         attention_mask: (B, T), 0 for padding at either side; with a cache also (B, read + T).
         cache: the state of the tokens read so far; it stores these tokens too. `use_cache` makes an
-        empty one. With a cache no gradients are computed. past_key_values: the name of `cache` in
-        transformers before 5.24. position_ids: (B, T) or (1, T); a document starts at each token
-        whose position is not the previous plus 1. Raises InputError for impossible padding or
+        empty one. It computes no gradients, so training refuses it. past_key_values: the name of
+        `cache` before transformers 5.24. position_ids: (B, T) or (1, T); a document starts at each
+        token whose position is not the previous plus 1. Raises InputError for impossible padding or
         documents, a request for attentions or hidden states, and unknown options.
         """
         self._check(options)
@@ -199,6 +200,8 @@ class RelationModel(RelationPreTrainedModel):
         cache = past_key_values if cache is None else cache
         if cache is None and use_cache:
             cache = RelationCache(self.config)
+        if cache is not None and self.training and torch.is_grad_enabled():
+            raise InputError("a cache computes no gradients; leave it and use_cache out to train")
         if not isinstance(cache, RelationCache | None):
             raise InputError(f"cache is a {type(cache).__name__}; give relation.hf.RelationCache")
         read = 0 if cache is None else cache.columns
@@ -240,12 +243,8 @@ class RelationModel(RelationPreTrainedModel):
             if getattr(self.config, name) if value is None else value:
                 raise InputError(f"a Relation model has no {name}; leave it out and {instead}")
         names = {name for name, value in options.items() if value is not None}
-        if unknown := sorted(names - _PASSED):
-            raise InputError(
-                f"a Relation model takes no {', '.join(unknown)}; it takes input_ids, "
-                "attention_mask, position_ids, cache and use_cache, and "
-                "RelationForCausalLM also labels and logits_to_keep"
-            )
+        if unknown := ", ".join(sorted(names - _PASSED)):
+            raise InputError(f"a Relation model takes no {unknown}; see help(model.forward)")
 
     def _continue(self, tokens: Tensor, mask: Tensor | None, state: DecodeState) -> Tensor:
         """States (B, n, d) of tokens (B, n) after the tokens in `state`, which stores them too."""
@@ -300,12 +299,14 @@ def _documents(mask: Tensor | None, starts: Tensor | None) -> Documents | None:
         text = mask != 0
         before = F.pad(text[:, :-1], (1, 0))
         begins = text != before if begins is None else begins | (text != before)
-        fits = ((text & ~before).sum(1) == 1).all()  # text in one piece
+        fits = (((text & ~before).sum(1) == 1) & (mask <= 1).all(1)).all()  # text in one piece
     if begins is None:
         return None
     if is_compiling():
         if fits is not None:
-            torch._assert_async(fits, "a row of the padding mask has no text, or its text has gaps")
+            torch._assert_async(
+                fits, "a row of the padding mask has no text, gaps, or numbers above 1"
+            )
         return Documents.bounded(begins, begins.numel())
     if fits is not None and not fits:
         Documents.padded(mask)  # raises

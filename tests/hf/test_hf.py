@@ -95,6 +95,7 @@ def test_new_weights_start_as_the_decoders_do():
     ("fields", "message"),
     [
         ({"d_modle": 512}, "has no d_modle; did you mean 'd_model'?"),
+        ({"rope_scaling": {"factor": 2.0}}, "RelationConfig has no rope_scaling; "),
         ({"num_hidden_layers": 12, "layout": "FL"}, "layout 'FL'; give a layout "),
         ({"num_key_value_heads": 3}, "kv_heads is 3 and heads 8"),
         ({"layout": ["F", "L"]}, "give str"),
@@ -238,8 +239,9 @@ def test_packed_documents_have_the_logits_of_documents_alone(variant):
         (False, {"attention_mask": torch.ones(1, 1, 3, 3)}, "shape (1, 1, 3, 3) and input_ids"),
         (True, {"attention_mask": torch.ones(1, 5)}, "shape (1, 5) and input_ids (1, 3)"),
         (False, {"past_key_values": transformers.DynamicCache()}, "is a DynamicCache; give"),
+        (False, {"attention_mask": 2 * torch.ones(1, 3)}, "holds other numbers than 0 and 1"),
         (False, {"output_attentions": True}, "has no output_attentions; leave it out and"),
-        (False, {"atention_mask": GAP}, "takes no atention_mask; it takes input_ids, attention_"),
+        (False, {"atention_mask": GAP}, "takes no atention_mask; see help"),
     ],
 )
 def test_what_a_model_cannot_take_is_refused(cached, given, message):
@@ -247,6 +249,15 @@ def test_what_a_model_cannot_take_is_refused(cached, given, message):
     if cached:
         given = given | {"past_key_values": model(TOKENS[:1, :3], use_cache=True).past_key_values}
     assert message in refusal(lambda: model(TOKENS[:1, :3], **given))
+
+
+def test_a_cache_which_computes_no_gradients_is_refused_in_training():
+    _, model = build("full")
+    model.train()
+    for given in ({"use_cache": True}, {"past_key_values": hf.RelationCache(model.config)}):
+        assert "to train" in refusal(lambda given=given: model(TOKENS, labels=TOKENS, **given))
+    with torch.no_grad():
+        assert model(TOKENS, use_cache=True).past_key_values is not None
 
 
 def test_a_refused_padded_block_leaves_its_cache_as_it_was():

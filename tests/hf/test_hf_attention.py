@@ -267,6 +267,7 @@ def attend(**options) -> Tensor:
     [
         (lambda: attend(dropout=0.1), "dropout"),
         (lambda: attend(softcap=50.0), "capping"),
+        (lambda: attend(s_aux=torch.zeros(2)), "sinks"),
         (lambda: attend(is_causal=False), "causal"),
         (lambda: llama()(TOKENS[:, :6], torch.ones(1, 1, 6, 5).bool()), "(1, 1, 6, 5); give "),
         (lambda: add_lambda(torch.nn.Linear(2, 2)), "Llama-type"),

@@ -103,6 +103,7 @@ def test_every_form_gives_the_same_documents():
         (Documents.padded, [[1, 1], [0, 0]], "row 1 of the padding mask has no text"),
         (Documents.padded, [[1, 0, 1]], "row 0 of the padding mask has 2 pieces of text"),
         (Documents.padded, [1, 0], "shape (2,)"),
+        (Documents.padded, [[1, 1, 2, 2]], "for numbered documents use Documents.of"),
         (Documents.of, torch.tensor([[200, 3]], dtype=torch.uint8), "decrease in row 0: 200 at"),
     ],
 )
