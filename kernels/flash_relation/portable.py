@@ -7,7 +7,15 @@ gradient of p1 and, since it sees all history of a row, the gradients of the gat
 `p2_info_kernel` owns blocks of history and scans the rows of every head that reads it.
 
 Rows i and history j count from zero; the paper's one-based row is i + 1. Exponents are base 2: `e2`
-is E log2(e). The derivative of SiLU is (1 + t + E (1 - t)) / 2 with t = tanh(U/2).
+is E log2(e). The derivative of SiLU is (1 + t + E (1 - t)) / 2 with t = tanh(U/2). Sums are over
+j < i, G = dL/dY, and Self's weight is w_i = exp(S_i + lam log i):
+
+    l_i = sum of exp(E_ij)            n_i = log2(l_i + w_i)
+    F_ij = 2^(E_ij log2(e) - n_i)     F_ii = 1 - g_i,  g_i = sigmoid(A_i - S_i) = l_i / (l_i + w_i)
+    H_ij = G_i . I_j                  mean_h_i = G_i . Y_i
+    dE_ij = F_ij (H_ij - mean_h_i)    dA_i = -dS_i = (1 - g_i) (sum of F_ij H_ij - g_i H_ii)
+
+`gate_logit` is A - S and `log_norm` is n: the forward saves both for the backward.
 """
 
 import math
@@ -537,11 +545,11 @@ def p1_kernel(
 
     # dA_i = (1 - g_i) (sum of F_ij H_ij over j < i, minus g_i H_ii) = -dS_i, in FP32 from the
     # scores. Computed from the rounded Y, it would lose its digits if Y is close to I.
-    dp1_i, da, u_self_i, h_self_i = sums
+    dp1_i, from_history_i, u_self_i, h_self_i = sums
     logit = tl.load(gate_logit + row, mask=i < T, other=0.0)
     if K.TRANSPORT_SELF:
-        da -= tl.sigmoid(logit) * h_self_i
-    da *= tl.sigmoid(-logit)
+        from_history_i -= tl.sigmoid(logit) * h_self_i
+    da = from_history_i * tl.sigmoid(-logit)
     # du_self is dL/dU_ii D^-1/2, and dlam = -sum of dA_i log i.
     s = tl.sigmoid(u_self_i * (2.0 / tau if K.SCALED else scale / tau))
     du_self_i = -da * s * (1.0 - s) * (scale / tau)

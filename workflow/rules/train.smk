@@ -12,15 +12,15 @@ def data_of(wildcards):
     return f"{FOLDER}/data/{run_of(wildcards).data.name}/data.parquet"
 
 
-def tokens_of(wildcards):
-    """A run's data. If it is prepared as planned, a newer date does not train the run again."""
+def data_once_ready(wildcards):
+    """`data_of`. If it is prepared as planned, a newer date does not train the run again."""
     path = data_of(wildcards)
     return ancient(path) if run_of(wildcards).data.name in READY else path
 
 
 rule train:
     input:
-        data=tokens_of,
+        data=data_once_ready,
     output:
         run=f"{FOLDER}/runs/{RUN}/run.parquet",
         losses=f"{FOLDER}/runs/{RUN}/losses.parquet",
