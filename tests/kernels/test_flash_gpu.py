@@ -4,6 +4,7 @@ import pytest
 import torch
 from exactness import (
     SLACK,
+    assert_close_to_wide_scores,
     assert_dlam_exact,
     assert_exact,
     differentiate,
@@ -113,9 +114,12 @@ class TestOnDevice:
         in_gluon = launch.why_triton("forward", entry, torch.bfloat16) is None
         assert in_gluon == (torch.cuda.get_device_capability(0) == (9, 0))
         inputs = draw(5, (2, 3, 300, width), torch.bfloat16, "cuda")
+        many_rows = draw(6, (4, 2, 1024, width), torch.bfloat16, "cuda")
         assert_exact(inputs)
+        assert_close_to_wide_scores(many_rows)
         monkeypatch.setattr(launch, "chosen", lambda *given: None)
         assert_exact(inputs)
+        assert_close_to_wide_scores(many_rows)
         assert_exact(inputs, transport_self=False)
 
     @pytest.mark.parametrize(

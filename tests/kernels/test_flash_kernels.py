@@ -8,10 +8,19 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
-from exactness import assert_dlam_exact, assert_exact, differentiate, draw, sharing
+from exactness import (
+    assert_close_to_wide_scores,
+    assert_dlam_exact,
+    assert_exact,
+    differentiate,
+    draw,
+    sharing,
+    with_wide_scores,
+)
 from interpreter import INTERPRETED, TESTS, run_interpreted
 
 from relation import kernels
@@ -21,6 +30,14 @@ from relation.kernels.documents import Documents
 @pytest.mark.skipif(INTERPRETED, reason="it would start itself")
 def test_the_interpreter_reproduces_the_definition():
     run_interpreted(__file__)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_temperature_that_is_off_by_a_twentieth_is_found(dtype):
+    inputs = draw(0, (1, 2, 512, 64), dtype)
+    assert_close_to_wide_scores(inputs, with_wide_scores)
+    with pytest.raises(AssertionError, match="of the definition's error"):
+        assert_close_to_wide_scores(inputs, partial(with_wide_scores, tau=2.1))
 
 
 @pytest.fixture
@@ -55,6 +72,7 @@ class TestInterpreted:
 
     def test_half_precision(self):
         assert_exact(draw(1, (1, 2, 33, 20), torch.float16))
+        assert_close_to_wide_scores(draw(1, (1, 2, 130, 48), torch.float16))
 
     def test_exchange_only(self):
         assert_exact(draw(2, (2, 1, 17, 20)), transport_self=False)
