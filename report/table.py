@@ -60,7 +60,7 @@ class Column:
 
 
 @cache
-def columns(label: str) -> tuple[Column, ...]:
+def read_columns(label: str) -> tuple[Column, ...]:
     """Read a table's columns. Raises InputError for a missing CSV, a wrong header or unit."""
     names = list(Column.__dataclass_fields__)
     rows = paper.lines(FOLDER / f"{label}.csv", names[:5], names[5:])
@@ -94,7 +94,7 @@ class Table:
     @cached_property
     def columns(self) -> dict[str, Column]:
         """The columns by key."""
-        return {column.column: column for column in columns(self.label)}
+        return {column.column: column for column in read_columns(self.label)}
 
     @property
     def printed(self) -> pd.DataFrame:
@@ -104,7 +104,9 @@ class Table:
     @property
     def panels(self) -> dict[str, list[Column]]:
         """The columns by the heading of their panel."""
-        return {k: list(group) for k, group in groupby(columns(self.label), attrgetter("panel"))}
+        return {
+            k: list(group) for k, group in groupby(read_columns(self.label), attrgetter("panel"))
+        }
 
     def rows_of(self, panel: str) -> Sequence[str]:
         """Return the rows that a panel always shows; other rows show if they have cells."""

@@ -22,7 +22,7 @@ applied yet. A projection can multiply the scale into its weight (see `relation.
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
@@ -521,20 +521,3 @@ def check_tokens(tokens: Tensor, vocabulary: int) -> None:
                 f"token ids go from {least} to {most} and the model knows 0 to {vocabulary - 1}; "
                 "use the tokenizer that it was trained with"
             )
-
-
-def shared_weights_hash(model: Decoder) -> str:
-    """The `weights_hash` of the matrices that MHA and Full Relation have in common.
-
-    Before training, equal hashes prove that the two runs of a pair start from the same weights.
-    """
-    return weights_hash({name: p for name, p in model.named_parameters() if p.ndim == 2})
-
-
-def weights_hash(tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 of the names and values of FP32 tensors, in the order of their names."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(tensors.items()):
-        digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()

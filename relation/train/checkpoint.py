@@ -16,7 +16,6 @@ from safetensors.torch import load_file, save_file
 from relation import records
 from relation.errors import InputError
 from relation.nn import Decoder, Execution
-from relation.nn.model import weights_hash
 from relation.variants import ModelConfig
 
 _DAMAGE = (SafetensorError, AttributeError, KeyError, RuntimeError, TypeError, ValueError)
@@ -35,6 +34,23 @@ def write(path: Path, tensors: Mapping[str, torch.Tensor], metadata: dict[str, s
         except SafetensorError as error:
             raise OSError(errno.EIO, str(error), str(path)) from error
         temporary.chmod(mode)
+
+
+def weights_hash(tensors: Mapping[str, torch.Tensor]) -> str:
+    """SHA-256 of the names and values of FP32 tensors, in the order of their names."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def matrices_hash(model: Decoder) -> str:
+    """The `weights_hash` of a model's matrices. MHA and Full Relation have the same matrices.
+
+    Before training, equal hashes prove that the two runs of a pair start from the same weights.
+    """
+    return weights_hash({name: p for name, p in model.named_parameters() if p.ndim == 2})
 
 
 def save_model(model: Decoder, path: Path, details: dict) -> None:

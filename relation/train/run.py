@@ -37,7 +37,6 @@ from relation.errors import DivergedError
 from relation.jobs import FLOW_OPTIONS, PROBE_OPTIONS, Run
 from relation.machine import Progress, describe, deterministic_algorithms, to_device
 from relation.nn import Decoder, Execution
-from relation.nn.model import shared_weights_hash
 from relation.train import checkpoint
 from relation.train.checkpoint import RunState
 from relation.train.distributed import World, check_processes, summed_gradients
@@ -85,7 +84,7 @@ def _train(
     execution = Execution(**run.backends, compiled=run.compile)
     model = Decoder(run.model, execution, seed=None, device=device)
     model.initialise(run.seed, run.init_key or "")
-    init_hash = shared_weights_hash(model)
+    init_hash = checkpoint.matrices_hash(model)
     optimizer = build_optimizer(
         model, run.learning_rate, run.betas, run.adam_eps, run.weight_decay, run.decay_embedding,
         run.decay_vectors,

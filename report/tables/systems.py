@@ -9,7 +9,7 @@ import pandas as pd
 from relation.variants import PAIRED, VARIANTS
 from report import stats
 from report.data import title
-from report.table import Cells, cell, columns, means, table, versus
+from report.table import Cells, cell, means, read_columns, table, versus
 from report.tables.configs import micro_ga
 
 # Contexts; a plus marks those that the paper does not have.
@@ -29,7 +29,7 @@ def failure(row: Mapping[str, Any]) -> dict[str, Any]:
 def step_cells(steps: pd.DataFrame, label: str, row: str = "") -> Cells:
     """Yield the cells of columns that show a field of a benchmark: one row per scale, or `row`."""
     for scale, rows in steps.groupby("scale", sort=False):
-        for column in (each for each in columns(label) if each.measured):
+        for column in (each for each in read_columns(label) if each.measured):
             side, _, field = column.measured.rpartition(" ")
             of_side = (rows["benchmark"] == column.of[0]) & (not side or rows["side"] == side)
             yield from measured(row or scale, column.column, rows[of_side], field)
