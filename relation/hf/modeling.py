@@ -33,8 +33,8 @@ _FIELDS |= {"vocab_size": 4096, "d_model": 384, "heads": 8, "d_ff": 768, "layout
 # Trainer, generation and tokenizers pass these to every model. They do not change the states.
 _PASSED = {"cache_position", "token_type_ids", "num_items_in_batch", "shift_labels", "ignore_index"}
 _OUTPUTS = {
-    "output_attentions": "call decoder.flows(tokens)",
-    "output_hidden_states": "hook the modules of decoder.blocks",
+    "output_attentions": "call base_model.decoder.flows(tokens)",
+    "output_hidden_states": "hook the modules of base_model.decoder.blocks",
 }
 
 
