@@ -43,7 +43,7 @@ class Setting:
     """A column of the report: one variation of a campaign.
 
     scales: None for the campaign's scales of the paper, or all if it has none; corpus: replaces the
-    campaign's; varies: the variation that a one-off changes; anew: shipped runs do not count.
+    campaign's; varies: the variation that a one-off changes; published: shipped runs count.
     """
 
     campaign: str
@@ -52,7 +52,7 @@ class Setting:
     title: str = ""
     corpus: str | None = None
     varies: str | None = None
-    anew: bool = False
+    published: bool = True
 
     @property
     def name(self) -> str:
@@ -156,8 +156,8 @@ class Campaign:
         problem = f"config/{self.name}.yaml: columns: there is no variation {variation!r}"
         check_among(variation, self.variations, problem)
         title = title or self.variations[variation].get("title", "")
-        scales, anew = scales and tuple(scales), not self.published
-        return Setting(self.name, variation, scales, title, self.corpus, varies, anew)
+        scales = scales and tuple(scales)
+        return Setting(self.name, variation, scales, title, self.corpus, varies, self.published)
 
     def options(self, scale: str, variation: str, variant: str = "full") -> dict[str, Any]:
         """The options of a run by name, as plain values."""

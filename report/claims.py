@@ -125,12 +125,12 @@ def claim(
 
 def _further(case: Case, column: str, quantity: str, paper: dict[str, Term]) -> Iterator[Evidence]:
     """Yield evidence from the pairs beyond the paper's seeds. It counts for no verdict."""
-    beside = {"counted": "pairs", "asks_size": False, "essential": False, "beside": True}
+    shown = {"counted": "pairs", "asks_size": False, "essential": False, "informative": True}
     for scale, term in paper.items():
         row, label = f"{scale}/further", f"{scale}, further pairs"
         if planned := case.term("app-nll", row, "further.planned").value:
             term = case.term("app-nll", row, f"further.{column}").against(term)
-            evidence = compare(label, quantity, term, **beside)
+            evidence = compare(label, quantity, term, **shown)
             yield evidence.noted(f"{evidence.n} of {planned:.0f} pairs beyond the paper's seeds")
 
 

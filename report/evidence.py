@@ -152,7 +152,7 @@ class Evidence:
     direction: whether the paper's sign or bound holds. size: whether the paper's value is met.
     They are None if undecided or not asked for. contested: the interval includes values that would
     decide otherwise, or one seed gives no interval. essential: without it, a claim is not tested;
-    any other row may be missing. beside: the row is shown but decides nothing. n: number of what
+    any other row may be missing. informative: the row decides nothing. n: number of what
     ``counted`` names, out of ``paper_n``. scale: the scale of the models behind the row, or "".
     """
 
@@ -171,7 +171,7 @@ class Evidence:
     contested: bool = False
     asks_size: bool = True
     essential: bool = False
-    beside: bool = False
+    informative: bool = False
     note: str = ""
     scale: str = ""
 
@@ -254,7 +254,7 @@ def outcome(evidence: Sequence[Evidence]) -> tuple[str, str, str]:
     Reproduced: every direction and size that is asked for holds. Direction only: the signs hold,
     and a size fails or is undecided. A size that fails without a sign is not reproduced.
     """
-    rows = [row for row in evidence if not row.beside]
+    rows = [row for row in evidence if not row.informative]
     undecided = [row for row in rows if row.direction is None and row.size is None]
     decided = [row for row in rows if row not in undecided]
     failed = [row for row in rows if row.direction is False]

@@ -129,7 +129,7 @@ def comparison_table(runs: pd.DataFrame) -> pd.DataFrame:
     """
     fresh = runs_of(runs, "10M").query("seed in @FRESH")
     pairs = [("primary", *pair, FRESH.stop) for pair in primary_pairs(runs)]
-    pairs += [("beside-mha", name, "mha", EVERY_ARM) for name in ARMS if name != "mha"]
+    pairs += [("minus-mha", name, "mha", EVERY_ARM) for name in ARMS if name != "mha"]
     rows = []
     for family, over, under, end in pairs:
         comparison, seeds = compare_arms(fresh, over, under, end), end - FRESH.start

@@ -162,7 +162,7 @@ def command(
     config = [f"campaign={setting.campaign}"]
     config += [f"corpus={setting.corpus}"] if setting.corpus else []
     config += [f"{key}={','.join(map(str, value))}" for key, value in choices.items() if len(value)]
-    config += ["published=false"] if (again and shipped) or setting.anew else []
+    config += ["published=false"] if (again and shipped) or not setting.published else []
     forcing = ["--force"] if files else ["-R", "train"]
     words = ["snakemake", "--cores", "all", *(forcing if again and not shipped else []), *files]
     return shlex.join([*words, "--config", *config])

@@ -57,7 +57,7 @@ def sections(folder: Path) -> list[Section]:
     runs, probes = fair.with_last_loss(tuned["runs"], tuned["probes"]), tuned["probes"]
     steps = pd.concat([tuned["steps"], books["steps"]])
     tuned = [*comparison_sections(runs, "primary"), *arm_sections(runs, probes, steps)]
-    tuned += comparison_sections(runs, "beside-mha")
+    tuned += comparison_sections(runs, "minus-mha")
     tuned[:1] = (replace(each, summary=fair_summary(runs)) for each in tuned[:1])
     with style.styled():
         parts = [

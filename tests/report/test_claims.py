@@ -329,8 +329,8 @@ def row(label: str, direction: bool | None, contested: bool = False, **fields) -
     ([row("a", True), row("b", None, size=False)], "not reproduced", ""),
     ([row("a", True), row("b", None)], "reproduced", ""),
     ([row("a", True), row("b", None, essential=True)], "not tested", ""),
-    ([row("a", True), row("b", False, beside=True)], "reproduced", ""),
-    ([row("b", False, beside=True)], "not tested", ""),
+    ([row("a", True), row("b", False, informative=True)], "reproduced", ""),
+    ([row("b", False, informative=True)], "not tested", ""),
     ([row("a", True, asks_size=True)], "direction only", ""),
     ([row("a", True, asks_size=True, size=False)], "direction only", ""),
 ])  # fmt: skip
@@ -346,6 +346,6 @@ def test_rows_beside_a_claim_count_for_nothing() -> None:
     ]
     cells = pd.concat([PAPER, pd.DataFrame([{"by_seed": {}} | one for one in more])])
     claim = judged(cells)[1]
-    (beside,) = (one for one in claim.evidence if one.beside)
-    assert claim.verdict == "reproduced" and beside.label == "10M, further pairs"
-    assert beside.ours == 0.02 and beside.direction is None and "28 of 28 pairs" in beside.note
+    (shown,) = (one for one in claim.evidence if one.informative)
+    assert claim.verdict == "reproduced" and shown.label == "10M, further pairs"
+    assert shown.ours == 0.02 and shown.direction is None and "28 of 28 pairs" in shown.note

@@ -93,7 +93,7 @@ def fair_runs(deviation=0.001, primary=20, **shifts):
 
 def both_tables(runs):
     """The tables of both families of comparisons, indexed by comparison."""
-    sections = {name: study.comparison_sections(runs, name) for name in ("primary", "beside-mha")}
+    sections = {name: study.comparison_sections(runs, name) for name in ("primary", "minus-mha")}
     return {name: section.table.set_index("comparison") for name, (section,) in sections.items()}
 
 
@@ -101,7 +101,7 @@ def test_planted_differences_and_equivalence_get_their_verdicts():
     shifts = {name: 0 for name in study.ARMS}
     shifts |= {"mha-gate": -0.03, "mha-self": -0.2, "full": 0.001, "full-gate": -0.05}
     runs = fair.with_last_loss(fair_runs(0.01, 48, **shifts), no_probes())
-    first, rest = (both_tables(runs)[name] for name in ("primary", "beside-mha"))
+    first, rest = (both_tables(runs)[name] for name in ("primary", "minus-mha"))
     assert list(first.index) == [study.minus("full", "mha"), study.minus("full-gate", "mha-gate")]
     assert list(first["verdict"]) == ["equivalent", "better"]
     assert set(first["seeds"]) == {"48"}
@@ -163,7 +163,7 @@ def test_at_30m_rates_are_multiples_of_each_arms_own(tmp_path):
 def test_holm_corrects_over_all_arms():
     means = dict.fromkeys(study.ARMS, 0) | {"full": -0.05}
     runs = fair.with_last_loss(fair_runs(0.01, **means), no_probes())
-    table = fair.comparison_table(runs).set_index("family").loc["beside-mha"]
+    table = fair.comparison_table(runs).set_index("family").loc["minus-mha"]
     alone = fair.compare_arms(fair.runs_of(runs, "10M"), "full", "mha", 216).welch
     first = table[table["over"] == "full"].iloc[0]
     assert first["p"] == pytest.approx(9 * alone.p) and alone.n == 16
