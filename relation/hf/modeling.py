@@ -48,6 +48,7 @@ class RelationConfig(PretrainedConfig):
     """
 
     model_type = "relation"
+    use_cache = None  # `from_pretrained` may set it; only a call that asks for a cache has one
     attribute_map = {  # noqa: RUF012
         "hidden_size": "d_model",
         "intermediate_size": "d_ff",
