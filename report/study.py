@@ -152,15 +152,15 @@ def arm_sections(runs: pd.DataFrame, probes: pd.DataFrame, steps: pd.DataFrame) 
 def worth(runs: pd.DataFrame, folder: Path) -> Section | None:
     """Draw the difference of each arm from MHA, on fresh seeds at 10M."""
     fresh, bars = fair.runs_of(runs, "10M"), []
+    seeds = fresh["variant"].value_counts()
     for name in (name for name in ARMS if name != "mha"):
         if pair := fair.compare_arms(fresh, name, "mha"):
-            kind, label = name.partition("-")[0], f"{title(name)}, {pair.seeds.split()[0]} seeds"
-            look = {"colour": COLOUR[kind], "kind": style.NAME[kind]}
-            bars.append(Bar(label, pair.welch, **look))
+            kind, label = name.partition("-")[0], f"{title(name)}, {seeds[name]} seeds"
+            bars.append(Bar(label, pair.welch, colour=COLOUR[kind], kind=style.NAME[kind]))
     if not bars:
         return None
     bars.sort(key=lambda bar: bar.estimate.value)
-    label = f"final validation NLL − MHA’s, {(fresh['variant'] == 'mha').sum()} seeds (nat/token)"
+    label = f"final validation NLL − MHA’s, {seeds['mha']} seeds (nat/token)"
     save(forest(bars, label, margin=fair.MARGIN), folder / "worth.svg")
     return Section("worth", figure=True)
 

@@ -104,9 +104,8 @@ class Table:
     @property
     def panels(self) -> dict[str, list[Column]]:
         """The columns by the heading of their panel."""
-        return {
-            k: list(group) for k, group in groupby(read_columns(self.label), attrgetter("panel"))
-        }
+        by_panel = groupby(read_columns(self.label), attrgetter("panel"))
+        return {panel: list(columns) for panel, columns in by_panel}
 
     def rows_of(self, panel: str) -> Sequence[str]:
         """Return the rows that a panel always shows; other rows show if they have cells."""

@@ -93,7 +93,7 @@ def assert_close_to_wide_scores(inputs: Inputs, operator=kernels.flash_relation)
     """Check 16-bit results by the errors of `with_wide_scores`, x 1.25, without a slack.
 
     This finds a tau that is 5% off, which `assert_exact` does not. Only the RMS error is
-    compared, so `inputs` must be large. On an H200 BF16 errors were 0.99 to 1.08 times as large.
+    compared, so `inputs` must be large. An H200's shipped checks are at 0.99 to 1.08 of it.
     """
     with poisoned_memory():
         ours = differentiate(operator, inputs)

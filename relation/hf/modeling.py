@@ -300,13 +300,13 @@ def _documents(mask: Tensor | None, starts: Tensor | None) -> Documents | None:
         text = mask != 0
         before = F.pad(text[:, :-1], (1, 0))
         begins = text != before if begins is None else begins | (text != before)
-        fits = (((text & ~before).sum(1) == 1) & (mask <= 1).all(1)).all()  # text in one piece
+        fits = (((text & ~before).sum(1) == 1) & (mask == text).all(1)).all()  # in one piece
     if begins is None:
         return None
     if is_compiling():
         if fits is not None:
             torch._assert_async(
-                fits, "a row of the padding mask has no text, gaps, or numbers above 1"
+                fits, "a row of the padding mask has no text, gaps, or other numbers than 0 and 1"
             )
         return Documents.bounded(begins, begins.numel())
     if fits is not None and not fits:

@@ -209,9 +209,10 @@ def _train(
     nll = None
     if not diverged:
         with Progress("validation", len(validation) - 1, "tokens") as evaluated:
-            batch = {"context": run.context, "rows": run.micro, "precision": run.precision}
-            options = {"device": device, "mask": mask, "advance": evaluated.advance}
-            nll = nll_of(model, validation, **batch, **options)
+            nll = nll_of(
+                model, validation, run.context, run.micro, device, run.precision, mask,
+                evaluated.advance,
+            )  # fmt: skip
     checkpoint.save_model(model, out / "model.safetensors", {"hash": run.hash})
     trained = updates[: state.update]
     epochs = (trained[-1].first + trained[-1].windows) / windows.count if trained else 0.0
