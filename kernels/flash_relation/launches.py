@@ -10,7 +10,6 @@ from relation.errors import InputError
 from relation.kernels.common import HOPPER, MOST_BLOCKS, OTHER, architecture, cdiv, padded_width
 
 PASSES = ("forward", "repair", "p1", "p2_info")
-GLUON_PASSES = ("forward", "p1", "p2_info")
 # Rows and columns of a Gluon kernel's tile of scores: four warps of 16 rows each.
 GLUON_BLOCK = 64
 
@@ -92,7 +91,7 @@ class Launches:
                 raise ValueError(f"{where}: {scanned} does not divide {owned}")
 
     def in_gluon(self, name: str, large: bool = False) -> GluonLaunch | None:
-        """Return the Gluon launch of one of `GLUON_PASSES`, or None."""
+        """Return the Gluon launch of a pass, "forward", "p1" or "p2_info", or None."""
         return (large and self.gluon_large.get(name)) or self.gluon.get(name)
 
 
