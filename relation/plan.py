@@ -42,17 +42,13 @@ WHY_UNMEASURED = "its checkpoint is not shipped; published=false trains it here"
 class Setting:
     """A column of the report: one variation of a campaign.
 
-    scales: None for the campaign's scales of the paper, or all if it has none; corpus: replaces the
-    campaign's; varies: the variation that a one-off changes; published: shipped runs count.
+    scales: None for the campaign's scales of the paper, or all if it has none.
     """
 
     campaign: str
     variation: str = UNCHANGED
     scales: tuple[str, ...] | None = None
     title: str = ""
-    corpus: str | None = None
-    varies: str | None = None
-    published: bool = True
 
     @property
     def name(self) -> str:
@@ -148,16 +144,15 @@ class Campaign:
         if varied:  # its base comes first, the one-off last
             first = next((c for c in columns if c.variation == chosen[0]), self._setting(chosen[0]))
             others = [c for c in columns if c not in (first, self._setting(varied))]
-            columns = [first, *others[:2], self._setting(varied, varies=chosen[0])]
+            columns = [first, *others[:2], self._setting(varied)]
         return columns[:4]
 
-    def _setting(self, variation: str, scales=None, title="", varies=None) -> Setting:
+    def _setting(self, variation: str, scales=None, title="") -> Setting:
         """A column of the report; scales and title: as the campaign's `columns` give them."""
         problem = f"config/{self.name}.yaml: columns: there is no variation {variation!r}"
         check_among(variation, self.variations, problem)
         title = title or self.variations[variation].get("title", "")
-        scales = scales and tuple(scales)
-        return Setting(self.name, variation, scales, title, self.corpus, varies, self.published)
+        return Setting(self.name, variation, scales and tuple(scales), title)
 
     def options(self, scale: str, variation: str, variant: str = "full") -> dict[str, Any]:
         """The options of a run by name, as plain values."""

@@ -16,7 +16,7 @@ from report.paper import SCALES
 
 RUN_KINDS = ("runs", "losses", "probes", "flow", "curves", "maps", "lengths")
 RUN_KEY = ["scale", "variant", "seed"]
-PLANNED = ["kind", *RUN_KEY, "further", "own_scale", "status", "reason", "file"]
+PLANNED = ["kind", *RUN_KEY, "further", "own_scale", "status", "reason"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,14 +90,6 @@ def _plan(campaign: str) -> plan.Campaign:
     return plan.load({"campaign": campaign})
 
 
-@cache
-def job_files(campaign: plan.Campaign) -> dict[str, str]:
-    """Map every job's hash to its first file, shipped or not, chosen by the user or not."""
-    whole = {key: campaign.settings.get(key) for key in ("campaign", "corpus", "settings")}
-    plans = (plan.load(each, published=False) for each in (whole, campaign.settings))
-    return {hash: path for each in plans for path, hash in reversed(each.files().items())}
-
-
 def load(
     setting: Setting, published: bool = True, campaign: plan.Campaign | None = None
 ) -> Records:
@@ -122,7 +114,7 @@ def load(
         setting=setting,
         **frames,
         models=_at(scales, _models(campaign, setting.variation)),
-        planned=_planned(setting, campaign, frames, scales, folder / "logs"),  # no logs are shipped
+        planned=_planned(setting, campaign, frames, scales),
         precision=sorted({bench.precision for bench in campaign.benchmarks}),
         window=campaign.efficiency_window,
     )
@@ -174,44 +166,28 @@ def _planned(
     campaign: plan.Campaign,
     frames: Mapping[str, pd.DataFrame],
     scales: Sequence[str],
-    logs: Path,
 ) -> pd.DataFrame:
     """Return one row per planned record of this setting, with the reason if it is missing."""
-    hashes = {kind: set(frame["hash"]) for kind, frame in frames.items()}
-    rows, files = [], job_files(campaign)
+    hashes, rows = {kind: set(frame["hash"]) for kind, frame in frames.items()}, []
 
-    def add(kind: str, key: tuple, hash: str, log: str, why: str = "") -> None:
-        names = hash if kind == "runs" else ""  # only logs of runs name a hash
-        status, reason = ("ok", "") if hash in hashes[kind] else _log_status(logs / log, names)
-        reason = why if status == "not run" else reason
-        rows.append((kind, paper_scale(key[0]), *key[1:], key[0], status, reason, files[hash]))
+    def add(kind: str, key: tuple, hash: str, why: str = "") -> None:
+        status, reason = ("ok", "") if hash in hashes[kind] else ("not run", why)
+        rows.append((kind, paper_scale(key[0]), *key[1:], key[0], status, reason))
 
     for run in campaign.runs:
-        if run.variation != setting.variation or run.scale not in scales:
-            continue
-        key = (run.scale, run.variant, run.seed, run.further)
-        why = plan.WHY_UNMEASURED if run.hash in hashes["runs"] else ""
-        add("runs", key, run.hash, f"train/{run.name}.log")
-        for kind, hash in campaign.measured(run).items():
-            rule = {"flow": "diagnose", "lengths": "length"}[kind]
-            add(kind, key, hash, f"{rule}/{run.name}.log", why)
+        if run.variation == setting.variation and run.scale in scales:
+            key = (run.scale, run.variant, run.seed, run.further)
+            add("runs", key, run.hash)
+            why = plan.WHY_UNMEASURED if run.hash in hashes["runs"] else ""
+            for kind, hash in campaign.measured(run).items():
+                add(kind, key, hash, why)
     for bench in (each for each in campaign.benchmarks if each.scale in scales):
-        log = f"bench/{bench.benchmark}/{bench.scale}.log"
-        add(bench.kind, (bench.scale, bench.benchmark, -1, False), bench.hash, log)
+        add(bench.kind, (bench.scale, bench.benchmark, -1, False), bench.hash)
     for recall in campaign.recall if "" in scales else ():
-        add("recall", ("", recall.mixer, -1, False), recall.hash, f"recall/{recall.mixer}.log")
+        add("recall", ("", recall.mixer, -1, False), recall.hash)
     for kind in ("checks", "gradients") if campaign.check and "" in scales else ():
-        add(kind, ("", "", -1, False), campaign.check.hash, "check.log")
+        add(kind, ("", "", -1, False), campaign.check.hash)
     return pd.DataFrame(rows, columns=PLANNED)
-
-
-def _log_status(log: Path, names: str) -> tuple[str, str]:
-    """Return a missing record's status and last logged error. The log must contain `names`."""
-    text = log.read_text(errors="replace") if log.exists() else ""
-    lines = reversed(text.splitlines() if names in text else [])
-    error = next((line.strip() for line in lines if "rror" in line), "")
-    oom = "out of memory" in error or "OutOfMemoryError" in error
-    return ("oom" if oom else "failed" if error else "not run"), error
 
 
 def title(variant: str) -> str:

@@ -51,13 +51,12 @@ def cells(settings: list[data.Records]) -> None:
             print(f"{name} {row['own_scale']}, full - mha, nat/token, bits: {estimates}")
 
 
-def fair_spread(runs: pd.DataFrame, probes: pd.DataFrame) -> None:
+def fair_spread(runs: pd.DataFrame) -> None:
     """Print the deviation of each arm on fresh seeds, and primary differences by kind of GPU."""
-    runs = fair.with_last_loss(runs, probes)
     fresh = fair.runs_of(runs, "10M")
-    print("deviation of final NLL:", fresh.groupby("variant")["nll"].std().round(4).to_dict())
+    print("deviation of final NLL:", fresh.groupby("variant")["final_nll"].std().round(4).to_dict())
     for device, device_runs in fresh.groupby("device"):
-        for over, under in fair.primary_pairs(runs):
+        for over, under in fair.PRIMARY:
             pair = fair.compare_arms(device_runs, over, under)
             print(f"{device}, {over} - {under}, {pair.seeds} seeds: {pair.welch:+.4f}")
 
@@ -190,7 +189,7 @@ def main() -> None:
         print(section.table.drop(columns="", errors="ignore").to_string(index=False))
     names = ("fair", "books", "readings")
     tuned, books, trials = (records.load(records.PUBLISHED / name) for name in names)
-    fair_spread(tuned["runs"], tuned["probes"])
+    fair_spread(tuned["runs"])
     first_layer(tuned["probes"].query("variation.str.contains('^tuned|^rate-2')"))
     curves(tuned["probes"].query("variation == 'long'"))
     campaigns = [plan.load({"campaign": name}) for name in ("books", "anchor")]

@@ -68,18 +68,6 @@ def difference_rows(
     return [row | {"places": place} for row, place in zip(rows, places, strict=True)]
 
 
-def answer(rows: Sequence[dict[str, Any]]) -> str:
-    """Say in which comparisons the 95% interval puts Relation's loss below or above MHA's."""
-    lower = [row for row in rows if row["final_nll"].high < 0]
-    higher, parts = [row for row in rows if row["final_nll"].low > 0], []
-    for way, those in (("lower", lower), ("higher", higher)):
-        names = "; ".join(f"{row['label']}, {row['title']}" for row in those)
-        parts += [f"Relation’s loss is {way} in {len(those)} ({names})"] if those else []
-    if left := len(rows) - len(lower) - len(higher):
-        parts.append(f"in {left} no difference is established")
-    return f"Of {data.counted(len(rows), 'comparison')} by 95% intervals: {'; '.join(parts)}."
-
-
 def losses(runs_of_settings: Sequence[pd.DataFrame]) -> list[dict[str, Any]]:
     """Return final NLL by scale and variant, also for a single run with one key changed.
 

@@ -1,6 +1,5 @@
 """The values that the paper prints: one CSV per table, with every printed digit."""
 
-from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -11,9 +10,7 @@ from relation.plan import PAPER_SCALES
 
 FOLDER = Path(__file__).parent / "paper"
 KEY = ["row", "column", "statistic"]
-HEADER = [*KEY, "value", "unit"]
 NOTHING = pd.DataFrame(columns=[*KEY, "printed", "unit", "paper_value"])
-STATISTICS = {"value", "mean", "sd"}
 SCALES = PAPER_SCALES
 SEEDS = (42, 43, 44)
 GPU = "RTX 5090"
@@ -28,43 +25,22 @@ UNITS = {
 }
 
 
-def lines(path: Path, header: Sequence[str], further: Sequence[str] = ()) -> pd.DataFrame:
-    """Read a CSV as text, with the columns of `header` and any of `further`.
-
-    Raises InputError for a missing file, other columns or an unknown unit, with file and line.
-    """
-    if not path.is_file():
-        raise InputError(f"{path} is missing; see docs/extending.md")
+def read(path: Path) -> pd.DataFrame:
+    """Read the CSV of a table's columns or printed values as text. It has a column `unit`."""
     rows = pd.read_csv(path, dtype=str, keep_default_na=False)
-    if not {*header} <= {*rows.columns} <= {*header, *further}:
-        more = f", and of {','.join(further)}" if further else ""
-        raise InputError(f"{path}:1: the header must read {','.join(header)}{more}")
-    refuse(path, ~rows["unit"].isin(UNITS), f"use a unit of {', '.join(UNITS)}")
+    if unknown := set(rows["unit"]) - set(UNITS):
+        raise InputError(f"{path}: unknown unit {min(unknown)!r}; use one of {', '.join(UNITS)}")
     return rows
 
 
-def refuse(path: Path, wrong: pd.Series, what: str) -> None:
-    """Raise InputError for the first line of a CSV that `wrong` marks."""
-    if wrong.any():
-        raise InputError(f"{path}:{wrong.idxmax() + 2}: {what}")
-
-
 @cache
-def load(table: str, folder: Path = FOLDER) -> pd.DataFrame:
+def load(table: str) -> pd.DataFrame:
     """Return a table's printed values: row, column, statistic, printed (text), unit, paper_value.
 
-    paper_value is a number in the unit, NaN for words. Raises InputError as `lines` does, and for
-    an empty field, an unknown statistic, words in a numeric unit, or a repeated key.
+    paper_value is a number in the unit, NaN for words.
     """
-    path = folder / f"{table}.csv"
-    rows = lines(path, HEADER)
-    numbers = pd.to_numeric(rows["value"].where(rows["unit"] != "text"), errors="coerce")
-    worded = (rows["unit"] != "text") & numbers.isna()
-    refuse(path, (rows == "").any(axis=1), "a field is empty; fill it in")
-    unknown = ~rows["statistic"].isin(STATISTICS)
-    refuse(path, unknown, f"give a statistic of {', '.join(STATISTICS)}")
-    refuse(path, worded, "the value is not a number; use the unit text")
-    refuse(path, rows.duplicated(KEY), "an earlier line has the same row, column and statistic")
+    rows = read(FOLDER / f"{table}.csv")
+    numbers = pd.to_numeric(rows["value"].where(rows["unit"] != "text"))
     return rows.rename(columns={"value": "printed"}).assign(paper_value=numbers)
 
 

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shlex
 import shutil
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 from markupsafe import Markup
 
 from relation import plan, records
-from relation.config import Options
+from relation.config import CONFIG, Options
 from report import claims, data, fair, figures, overview, render, study, table, tables
 from report.data import Records, Setting
 from report.evidence import VERDICTS, Evidence
@@ -40,16 +35,14 @@ def build(campaign: plan.Campaign, out: Path, published: bool) -> None:
     published: read only results/published; otherwise only the campaign's own folder. Raises
     InputError if a record is damaged.
     """
-    settings = campaign.columns
-    out.mkdir(parents=True, exist_ok=True)
-    work = partial(_shown, campaign=campaign, out=out, published=published)
-    # One process per setting: tables and figures take most of the time.
-    with ProcessPoolExecutor(min(len(settings), os.cpu_count() or 1)) as pool:
-        job = published and pool.submit(study.sections, out / "figures/study")
-        shown = (map if len(settings) == 1 else pool.map)(work, settings)
-        stored, cells, judged, drawn = zip(*shown, strict=True)
-        sections = job.result() if published else []
-    cells = pd.concat(cells, ignore_index=True)
+    # The user's choices, or None in a report of shipped records. Switches are on by default.
+    choices = {k: v for k, v in campaign.settings.items() if k != "settings" and v is not True}
+    settings, choices = campaign.columns, None if published else choices
+    stored = [data.load(setting, published, campaign) for setting in settings]
+    cells = table.cells(stored, tables.EVERY)
+    judged = [claims.judge(cells[cells["setting"] == r.setting.name], r) for r in stored]
+    drawn = [figures.draw(each, out / "figures" / each.setting.slug) for each in stored]
+    sections = study.sections(out / "figures/study") if published else []
     frames = {"cells": cells.assign(by_seed=cells["by_seed"].map(json.dumps))}
     frames["claims"], frames["evidence"] = claims.frames(settings, judged)
     for name, frame in frames.items():
@@ -61,7 +54,7 @@ def build(campaign: plan.Campaign, out: Path, published: bool) -> None:
     printed = render.write(tables.EVERY, cells, settings, out, verdicts)
     by_claim = list(map(_claim, verdicts))
     bodies = ((each.table, Markup(render.html(each))) for each in printed)
-    systems = (system_records(each, campaign, published) for each in stored)
+    systems = map(system_records, stored)
     runs = [each.runs for each in stored]
     differences = overview.difference_rows(settings, runs, cells, miniature)
     pages = {
@@ -71,20 +64,18 @@ def build(campaign: plan.Campaign, out: Path, published: bool) -> None:
         "study.html": {"sections": list(map(_section, sections))},
         "assumptions.html": {"assumptions": list(assumptions(campaign))},
         "records.html": {
-            "groups": list(run_groups(campaign, published)),
+            "groups": list(run_groups(campaign.name, choices)),
             "systems": list(chain(*systems)),
         },
         "index.html": {
             "differences": differences,
-            "answer": overview.answer(differences),
             "tuned": next((each.summary for each in sections if each.summary), ""),
             "cost": overview.cost(cells),
             "tally": list(map(overview.tally, judged)),
             "claims": by_claim,
             "miniature": miniature,
             "losses": overview.losses(runs),
-            "missing": list(missing(stored, published)),
-            "again": [command(each, published, **_chosen(campaign)) for each in settings],
+            "again": command(campaign.name, choices),
         },
     }
     pages = {name: content for name, content in pages.items() if any(content.values())}
@@ -106,25 +97,6 @@ def _section(section: study.Section) -> dict[str, Any]:
     return {**vars(section), "table": table}
 
 
-def _shown(
-    setting: Setting, campaign: plan.Campaign, out: Path, published: bool
-) -> tuple[Records, pd.DataFrame, list[claims.Judged], list[str]]:
-    """Return a setting's records, cells, verdicts and the names of its figures."""
-    stored = data.load(setting, published, campaign=campaign)
-    cells = table.cells([stored], tables.EVERY)
-    drawn = figures.draw(stored, out / "figures" / setting.slug)
-    # The pages list only runs and SYSTEMS. The other frames are large, so they stay in the process.
-    unlisted = set(data.FRAMES) - {"runs", *SYSTEMS}
-    emptied = {name: getattr(stored, name)[:0] for name in unlisted}
-    return replace(stored, **emptied), cells, claims.judge(cells, stored), drawn
-
-
-def _chosen(campaign: plan.Campaign) -> dict[str, list]:
-    """Return the scales, variants and seeds that the user chose, as `command` takes them."""
-    choices = {key: campaign.settings.get(key) for key in ("scales", "variants", "seeds")}
-    return {k: v if isinstance(v, list) else [v] for k, v in choices.items() if v is not None}
-
-
 def _write_pages(pages: Mapping[str, Mapping[str, Any]], out: Path, **context: Any) -> None:
     """Write the pages in their order. Delete pages that only an earlier report had."""
     context |= {
@@ -134,9 +106,8 @@ def _write_pages(pages: Mapping[str, Mapping[str, Any]], out: Path, **context: A
         "style": style,
         "printed_units": UNITS,
     }
-    for source in ("style.css.j2", "report.js"):
-        text = render.HTML.get_template(source).render(context)
-        (out / source.removesuffix(".j2")).write_text(text, encoding="utf-8")
+    style_sheet = render.HTML.get_template("style.css.j2").render(context)
+    (out / "style.css").write_text(style_sheet, encoding="utf-8")
     for name in PAGES.keys() - pages.keys():
         (out / name).unlink(missing_ok=True)
     for name, content in pages.items():
@@ -145,54 +116,21 @@ def _write_pages(pages: Mapping[str, Mapping[str, Any]], out: Path, **context: A
         (out / name).write_text(text, encoding="utf-8")
 
 
-def command(
-    setting: Setting, shipped: bool, again: bool = True, targets: Collection[str] = (), **choice
-) -> str:
-    """Return the command that produces a setting's files, for the first time or `again`.
+def command(campaign: str, choices: Mapping | None, run: str = "") -> str:
+    """Return the command that makes a campaign's runs again, or one run.
 
-    targets: files below the campaign's folder; none: all. choice: further choices of --config.
-    `again` ignores shipped records (published=false) or forces the user's own files to be remade.
+    choices: the user's, whose own runs are made again by force; None: shipped runs, which
+    published=false ignores.
     """
-    scales = () if len(targets) else setting.scales or ()
-    choices = {"variations": [setting.variation], "scales": scales} | choice
-    if "=" in setting.variation:  # a one-off change of options
-        choices["variations"] = [setting.varies] if setting.varies else []
-        choices["vary"] = [setting.variation.removeprefix(f"{setting.varies}+").replace("+", " ")]
-    files = [f"{records.RESULTS / setting.campaign}/{target}" for target in targets]
-    config = [f"campaign={setting.campaign}"]
-    config += [f"corpus={setting.corpus}"] if setting.corpus else []
-    config += [f"{key}={','.join(map(str, value))}" for key, value in choices.items() if len(value)]
-    config += ["published=false"] if (again and shipped) or not setting.published else []
-    forcing = ["--force"] if files else ["-R", "train"]
-    words = ["snakemake", "--cores", "all", *(forcing if again and not shipped else []), *files]
-    return shlex.join([*words, "--config", *config])
-
-
-# The list of what did not run, and the other pages.
-
-
-def missing(stored: Sequence[Records], published: bool) -> Iterator[dict[str, Any]]:
-    """Yield what did not run, by setting, kind and scale, with the command that makes just that.
-
-    Measurements on a missing run are grouped with the run.
-    """
-    for place, each in enumerate(stored):
-        setting, lacking = each.setting, each.planned.query("status != 'ok'")
-        if place > 0:  # all settings share the benchmarks, so they are listed once
-            lacking = lacking[lacking["kind"].isin(data.RUN_KINDS)]
-        runs = pd.MultiIndex.from_frame(lacking[["own_scale", "variant", "seed"]])
-        of_missing = runs.isin(runs[lacking["kind"] == "runs"])
-        lacking = lacking.assign(group=lacking["kind"].mask(of_missing, "runs"))
-        for (kind, scale), group in lacking.groupby(["group", "own_scale"], sort=False):
-            names = group["kind"].map(lambda kind: data.KIND_NAMES.get(kind, "benchmark"))
-            counts = (data.counted(n, name) for name, n in names.value_counts(sort=False).items())
-            again = published and kind != "runs"  # checkpoints are not shipped
-            yield {
-                "what": f"{setting}: {', '.join(counts)}{f' at {scale}' if scale else ''}",
-                "names": ", ".join(dict.fromkeys(group["variant"])),
-                "why": "; ".join(dict.fromkeys(filter(None, group["reason"]))),
-                "command": command(setting, published, again, group["file"]),
-            }
+    file = f"{records.RESULTS}/{campaign}/runs/{run}/run.parquet" if run else ""
+    again = [] if choices is None else ["-R", file or "train"]
+    target = ["--", file if choices is None else "all"] if run else []
+    given = {"published": "false"} if choices is None else choices
+    given = {"campaign": [campaign]} | {
+        k: v if isinstance(v, list) else [v] for k, v in given.items()
+    }
+    config = [f"{key}={','.join(map(str, values))}" for key, values in given.items()]
+    return shlex.join(["snakemake", "--cores", "all", *again, "--config", *config, *target])
 
 
 def _claim(judged: Sequence[claims.Judged]) -> dict[str, Any]:
@@ -268,42 +206,30 @@ def _option(value: Any) -> str:
     return json.dumps(value).strip('"')
 
 
-def run_groups(campaign: plan.Campaign, published: bool) -> Iterator[dict[str, Any]]:
-    """Yield training runs by campaign. A published report lists the runs of every campaign."""
-    root = records.PUBLISHED if published else records.RESULTS
-    columns = {(setting.campaign, setting.variation): setting for setting in campaign.columns}
-    shipped = sorted(path.parent.name for path in root.glob("*/runs.parquet")) if published else ()
-    for name in dict.fromkeys([campaign.name, *shipped]):
-        runs = records.read(root / name / "runs.parquet", "runs")
-        runs = runs.assign(own_scale=runs["scale"], title=runs["variant"].map(data.title))
-        runs = runs.assign(anchor=data.anchors(Setting(name), "runs", runs))
-        planned = campaign if name == campaign.name else None
-        if planned is None and Path("config", f"{name}.yaml").exists():  # else it no longer exists
-            planned = plan.load({"campaign": name})
-        files = data.job_files(planned) if planned else {}
-        rows = runs.assign(again="").to_dict("records")
-        for row in (row for row in rows if row["hash"] in files):
-            setting = Setting(name, row["variation"], corpus=planned.corpus)
-            setting = columns.get((name, row["variation"]), setting)  # it knows a one-off's changes
-            row["again"] = command(setting, published, targets=[files[row["hash"]]])
-        yield {"name": name, "rows": rows}
+def run_groups(campaign: str, choices: Mapping | None) -> Iterator[dict[str, Any]]:
+    """Yield training runs by campaign, with the command for the first one.
 
-
-def system_records(
-    stored: Records, campaign: plan.Campaign, published: bool
-) -> Iterator[dict[str, Any]]:
-    """Yield one row per record of benchmarks, checks and corpora behind the tables.
-
-    A row has no command if the campaign no longer plans that measurement.
+    choices: as in `command`; None: list the shipped runs of every campaign.
     """
-    files = data.job_files(campaign)
+    root = records.PUBLISHED if choices is None else records.RESULTS
+    shipped = root.glob("*/runs.parquet") if choices is None else ()
+    for name in dict.fromkeys([campaign, *sorted(path.parent.name for path in shipped)]):
+        runs = records.read(root / name / "runs.parquet", "runs")
+        names = runs[fair.RUN].astype(str).agg("/".join, axis=1)
+        anchors = data.anchors(Setting(name), "runs", runs.assign(own_scale=runs["scale"]))
+        runs = runs.assign(name=names, anchor=anchors)
+        planned = (CONFIG.parent / "config" / f"{name}.yaml").exists()
+        again = command(name, choices, runs["name"].iloc[0]) if planned and len(runs) else ""
+        yield {"name": name, "rows": runs.to_dict("records"), "again": again}
+
+
+def system_records(stored: Records) -> Iterator[dict[str, Any]]:
+    """Yield one row per record of benchmarks, checks and corpora behind the tables."""
     for kind in SYSTEMS:
         for source, group in getattr(stored, kind).groupby("source", sort=False):
             first = group.iloc[0].fillna("").to_dict()
             file, _, anchor = source.partition("#")
-            targets = dict.fromkeys(group["hash"].map(files).dropna())
-            again = command(stored.setting, published, targets=targets) if targets else ""
-            row = {"setting": str(stored.setting), "file": file, "anchor": anchor, "again": again}
+            row = {"setting": str(stored.setting), "file": file, "anchor": anchor}
             row |= {"kind": first.get("benchmark", kind), "scale": first.get("own_scale", "")}
             row |= {name: first[name] for name in ("device", "commit", "created")}
             yield row | {"count": len(group)}

@@ -4,7 +4,7 @@ It is computed from the shipped rows of the campaigns `books`, `fair` and `readi
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from report.figures.style import COLOUR, INK, MUTED, Bar, forest, grid, save
 from report.render import number
 
 LESS, ALIKE = "− MHA", "− MHA with the same additions"
-BITS, UNRECORDED, UNMEASURED = "bits/character", "not recorded", "not measured"
+BITS = "bits/character"
 # Scale, variation and name of the conditions that repeat the primary comparisons.
 ELSEWHERE = (
     ("30M", fair.TUNED, "30M"),
@@ -50,29 +50,27 @@ class Section:
 
 
 def sections(folder: Path) -> list[Section]:
-    """Return every section whose rows are shipped; write figures to `folder` as SVG."""
+    """Return every section; write figures to `folder` as SVG."""
     folder.mkdir(parents=True, exist_ok=True)
     names = ("books", "fair", "readings")
     books, tuned, trials = (records.load(records.PUBLISHED / name) for name in names)
-    runs, probes = fair.with_last_loss(tuned["runs"], tuned["probes"]), tuned["probes"]
-    steps = pd.concat([tuned["steps"], books["steps"]])
-    tuned = [*comparison_sections(runs, "primary"), *arm_sections(runs, probes, steps)]
-    tuned += comparison_sections(runs, "minus-mha")
-    tuned[:1] = (replace(each, summary=fair_summary(runs)) for each in tuned[:1])
+    runs, probes = tuned["runs"], tuned["probes"]
+    steps, fresh = pd.concat([tuned["steps"], books["steps"]]), fair.runs_of(runs, "10M")
+    primary = replace(comparisons(runs, "primary"), summary=fair_summary(runs))
     with style.styled():
-        parts = [
-            *tuned[:1],
-            worth(runs, folder),
-            *tuned[1:],
+        readings_table = readings.draw(readings.values(trials), folder)
+        return [
+            primary,
+            worth(fresh, folder),
+            Section("arms", arm_table(fresh, probes, steps)),
+            comparisons(runs, "minus-mha"),
             *elsewhere(runs),
             head_start(runs, probes, folder),
             *rates(runs, folder),
             answer_section(runs, folder),
+            Section("readings", readings_table, figure=True),
+            Section("anchor", figure=True),
         ]
-        if len(pairs := readings.values(trials)):
-            table = readings.draw(pairs, folder)
-            parts += [Section("readings", table, figure=True), Section("anchor", figure=True)]
-    return [section for section in parts if section is not None]
 
 
 def minus(over: str, under: str) -> str:
@@ -84,18 +82,9 @@ def minus(over: str, under: str) -> str:
     return f"{title(over)} − {title(under)}"
 
 
-def filled_columns(rows: Iterable[dict[str, object]]) -> pd.DataFrame:
-    """Return a table without empty columns, and without "without diverged" if no run diverged."""
-    table = pd.DataFrame(rows)
-    table = table.fillna({name: "—" for name in table if name})
-    if "Welch" in table and (table["Welch"] == table["without diverged"]).all():
-        table = table.drop(columns="without diverged")
-    return table.loc[:, ~table.isin([UNRECORDED, UNMEASURED, "", None]).all()]
-
-
-def answer_section(runs: pd.DataFrame, folder: Path) -> Section | None:
+def answer_section(runs: pd.DataFrame, folder: Path) -> Section:
     """Draw Relation − MHA of every setting that has pairs: the rows of the first page, and the
-    fair comparison. runs: those of campaign `fair`, as returned by `fair.with_last_loss`."""
+    fair comparison. runs: those of campaign `fair`."""
     bars = []
     for setting in plan.load({"campaign": "books"}).columns:
         for row in overview.differences(data.load(setting).runs):
@@ -104,12 +93,8 @@ def answer_section(runs: pd.DataFrame, folder: Path) -> Section | None:
     for variation, words in ((fair.TUNED, "Tuned"), ("long", "Tuned, 600M tokens")):
         for scale, rows in runs[runs["variation"].str.startswith(variation)].groupby("scale"):
             if pair := fair.compare_arms(rows, "full", "mha"):
-                due = len(fair.FRESH) if (scale, variation) == ("10M", fair.TUNED) else 0
-                so_far = " so far" if len(pair.common) < due else ""
-                label = f"{data.paper_scale(scale)}: {words}, {pair.seeds} seeds{so_far}"
+                label = f"{data.paper_scale(scale)}: {words}, {pair.seeds} seeds"
                 bars.append(Bar(label, pair.welch))
-    if not bars:
-        return None
     bars.sort(key=lambda bar: data.scale_order(bar.name))
     label = "final validation NLL, Relation − MHA (nat/token)"
     save(forest(bars, label), folder / "answer.svg")
@@ -118,47 +103,22 @@ def answer_section(runs: pd.DataFrame, folder: Path) -> Section | None:
 
 def fair_summary(runs: pd.DataFrame) -> str:
     """State the primary comparisons with their verdicts, and how many runs have finished."""
-    chosen = "family == 'primary' and over != '' and under != ''"
-    primary, parts = fair.comparison_table(runs).query(chosen), []
-    for row in primary.itertuples():
-        ruling, value = fair.verdict(row), ""
-        if row.comparison:
-            value = f"{row.comparison.welch:+.4f} nat/token"
-            if f"{row.comparison.seeds} of" not in ruling:
-                value += f" on {row.comparison.seeds} seeds"
-        parts.append(f"{minus(row.over, row.under)}: {', '.join(filter(None, (value, ruling)))}")
-    corpus = "the corpus library, so far" if primary["lacking"].any() else "the corpus library"
+    parts = ["Each variant has its own learning rate, at 10M on the corpus library"]
+    for row in fair.comparison_table(runs).query("family == 'primary'").itertuples():
+        value = f"{row.comparison.welch:+.4f} nat/token on {row.comparison.seeds} seeds"
+        parts.append(f"{minus(row.over, row.under)}: {value}, {fair.verdict(row)}")
     planned = {run.hash for run in plan.load({"campaign": "fair"}).planned}
     parts.append(f"Of {len(planned)} planned runs, {runs['hash'].isin(planned).sum()} are here.")
-    return f"Each variant has its own learning rate, at 10M on {corpus}. {'. '.join(parts)}"
+    return ". ".join(parts)
 
 
-def arm_sections(runs: pd.DataFrame, probes: pd.DataFrame, steps: pd.DataFrame) -> list[Section]:
-    """Return the section on all arms at 10M, on fresh seeds; an empty list before any has run.
-
-    Raises InputError if the runs of an arm do not have the rate that its search gave.
-    """
-    fresh = fair.runs_of(runs, "10M")
-    for variant, (fitted, _) in fair.fitted_rates(runs).items():
-        rates = fresh.loc[fresh["variant"] == variant, "learning_rate"].unique()
-        if fitted and not np.isclose(rates, fitted).all():
-            listed = ", ".join(f"{rate:.3g}" for rate in rates)
-            raise InputError(
-                f"fresh runs of {variant} have rates {listed}; its search gives {fitted:.3g}"
-            )
-    return [Section("arms", arm_table(fresh, probes, steps))] if len(fresh) else []
-
-
-def worth(runs: pd.DataFrame, folder: Path) -> Section | None:
+def worth(fresh: pd.DataFrame, folder: Path) -> Section:
     """Draw the difference of each arm from MHA, on fresh seeds at 10M."""
-    fresh, bars = fair.runs_of(runs, "10M"), []
-    seeds = fresh["variant"].value_counts()
-    for name in (name for name in ARMS if name != "mha"):
-        if pair := fair.compare_arms(fresh, name, "mha"):
-            kind, label = name.partition("-")[0], f"{title(name)}, {seeds[name]} seeds"
-            bars.append(Bar(label, pair.welch, colour=COLOUR[kind], kind=style.NAME[kind]))
-    if not bars:
-        return None
+    seeds, bars = fresh["variant"].value_counts(), []
+    for name in ARMS[1:]:
+        kind, label = name.partition("-")[0], f"{title(name)}, {seeds[name]} seeds"
+        pair = fair.compare_arms(fresh, name, "mha")
+        bars.append(Bar(label, pair.welch, colour=COLOUR[kind], kind=style.NAME[kind]))
     bars.sort(key=lambda bar: bar.estimate.value)
     label = f"final validation NLL − MHA’s, {seeds['mha']} seeds (nat/token)"
     save(forest(bars, label, margin=fair.MARGIN), folder / "worth.svg")
@@ -167,39 +127,37 @@ def worth(runs: pd.DataFrame, folder: Path) -> Section | None:
 
 def arm_table(runs: pd.DataFrame, probes: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
     """Return one row per arm, sorted by NLL, with its difference from MHA."""
-    curves, rows, means = validation(probes, runs), [], runs.groupby("variant")["nll"].mean()
-    means = means.reindex([name for name in ARMS if name in means])  # MHA wins a tie
-    for variant in means.sort_values(kind="stable").index:
+    curves, rows, means = validation(probes, runs), [], runs.groupby("variant")["final_nll"].mean()
+    for variant in means.sort_values().index:
         arm_runs = runs[runs["variant"] == variant]
-        to_mha = None if variant == "mha" else fair.compare_arms(runs, variant, "mha")
-        columns = {LESS: to_mha and f"{to_mha.welch:+.4f}", "": to_mha and to_mha.welch, ALIKE: ""}
+        columns = {LESS: "—", "": None, ALIKE: ""}
+        if variant != "mha":
+            to_mha = fair.compare_arms(runs, variant, "mha").welch
+            columns |= {LESS: f"{to_mha:+.4f}", "": to_mha}
         if variant.startswith("full-"):  # MHA with the same additions is also an arm
             to_alike = fair.compare_arms(runs, variant, variant.replace("full", "mha", 1))
-            columns[ALIKE] = f"{to_alike.welch:+.4f}" if to_alike else ""
+            columns[ALIKE] = f"{to_alike.welch:+.4f}"
         speed, rate = throughput(steps, variant, arm_runs["backend"].iloc[0])
-        reached, minutes = tokens_to_mha(curves, variant), UNMEASURED
-        if rate is not None:
-            minutes = f"{reached / rate / 60:.2f}" if reached else "not reached"
-        speeds = {"tokens/s, MHA’s = 1": speed, "GPU minutes": minutes}
+        reached = tokens_to_mha(curves, variant)
+        minutes = f"{reached / rate / 60:.2f}" if reached else "not reached"
+        speeds = {"tokens/s, MHA’s = 1": f"{speed:.3f}", "GPU minutes": minutes}
         rows.append(arm_row(arm_runs, columns) | speeds)
     # With one corpus and one vocabulary, bits/character add no information.
-    return filled_columns(rows).drop(columns=BITS, errors="ignore")
+    return pd.DataFrame(rows).drop(columns=BITS)
 
 
 def arm_row(runs: pd.DataFrame, differences: dict[str, object] | None = None) -> dict[str, object]:
     """Return a table's row for the runs of one arm. differences: columns before the NLL."""
-    nll, bits = stats.mean(runs["nll"].dropna()), stats.bits_per_character(runs, "nll").mean()
+    nll, bits = stats.mean(runs["final_nll"]), stats.bits_per_character(runs).mean()
     return {
         "variant": title(runs["variant"].iloc[0]), "rate": f"{runs['learning_rate'].iloc[0]:.3g}",
-        **(differences or {}), "NLL": f"{nll:.4f}",
-        "runs": str(len(runs)), "diverged": str(runs["diverged"].sum()),
-        BITS: UNRECORDED if math.isnan(bits) else f"{bits:.4f}",
+        **(differences or {}), "NLL": f"{nll:.4f}", "runs": str(len(runs)), BITS: f"{bits:.4f}",
         "parameters": f"{runs['parameters'].iloc[0]:,}",
     }  # fmt: skip
 
 
-def throughput(steps: pd.DataFrame, variant: str, backend: str) -> tuple[str, float | None]:
-    """Return an arm's benchmarked tokens/s: relative to MHA's on cuDNN as text, and absolute."""
+def throughput(steps: pd.DataFrame, variant: str, backend: str) -> tuple[float, float]:
+    """Return an arm's benchmarked tokens/s: relative to MHA's on cuDNN, and absolute."""
     rows = steps[(steps["benchmark"] == "matched") & (steps["scale"] == "10M")]
     for _, job_rows in rows[rows["status"] == "PASS"].groupby("hash", sort=False):
         sides = job_rows.set_index(["variant", "backend"])
@@ -207,22 +165,18 @@ def throughput(steps: pd.DataFrame, variant: str, backend: str) -> tuple[str, fl
             arm, mha = sides.loc[(variant, backend)], sides.loc[("mha", "cudnn")]
             samples = (list(side["samples"]) for side in (arm, mha))
             ratio = stats.median_ratio(*samples, not (arm["alone"] or mha["alone"]))
-            return f"{ratio.value:.3f}", arm["tokens_per_second"]
-    return UNMEASURED, None
+            return ratio.value, arm["tokens_per_second"]
+    raise InputError(f"no benchmark of steps has {variant} on {backend} and MHA on cudnn at 10M")
 
 
 def validation(probes: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
-    """Return validation NLL by tokens, one column per arm and seed. A run that stopped keeps its
-    last value."""
-    rows = probes.merge(runs[fair.RUN])
-    rows = rows[(rows["metric"] == "validation_nll") & np.isfinite(rows["value"])]
-    return rows.pivot_table("value", "tokens", ["variant", "seed"]).ffill()
+    """Return validation NLL by tokens, one column per arm and seed."""
+    rows = probes.merge(runs[fair.RUN]).query("metric == 'validation_nll'")
+    return rows.pivot_table("value", "tokens", ["variant", "seed"])
 
 
 def tokens_to_mha(curves: pd.DataFrame, arm: str) -> float | None:
     """Return when an arm's mean NLL over common seeds reaches MHA's last, in tokens, or None."""
-    if not {arm, "mha"} <= set(curves.columns.unique("variant")):
-        return None
     seeds = curves[arm].columns.intersection(curves["mha"].columns)
     target = curves["mha"].iloc[-1][seeds].mean()
     return stats.crossing(curves.index, curves[arm][seeds].mean(axis=1).to_numpy(), target)
@@ -238,25 +192,22 @@ def comparison_columns(comparison: fair.Comparison) -> dict[str, object]:
     return {
         "Welch": f"{comparison.welch:+.4f}", "": comparison.welch, "seeds": comparison.seeds,
         "paired": f"{comparison.paired:+.4f}",
-        "without diverged": f"{comparison.undiverged:+.4f}",
     }  # fmt: skip
 
 
-def comparison_sections(runs: pd.DataFrame, family: str) -> list[Section]:
-    """Return the comparisons of a family with verdicts; empty before any of its seeds has run."""
-    rows, table = [], fair.comparison_table(runs).query("family == @family")
-    for row in table.query("over != '' and under != ''").itertuples():
+def comparisons(runs: pd.DataFrame, family: str) -> Section:
+    """Return the comparisons of a family with their verdicts."""
+    rows = []
+    for row in fair.comparison_table(runs).query("family == @family").itertuples():
         columns = {"comparison": minus(row.over, row.under), "verdict": fair.verdict(row)}
-        columns |= {"": None, "Welch": None}
-        columns |= comparison_columns(row.comparison) if row.comparison else {}
+        columns |= comparison_columns(row.comparison)
         rows.append(columns | {"p": p_text(row.p), f"p within ±{fair.MARGIN}": p_text(row.within)})
-    return [Section(family, filled_columns(rows))] if table["comparison"].any() else []
+    return Section(family, pd.DataFrame(rows))
 
 
 def elsewhere(runs: pd.DataFrame) -> list[Section]:
     """Return two tables of runs under the conditions of ELSEWHERE: the arms, the differences."""
-    pairs, arm_rows, pair_rows = fair.primary_pairs(runs), [], []
-    pairs += [(under, "mha") for _, under in pairs if under not in ("", "mha")]
+    pairs, arm_rows, pair_rows = [*fair.PRIMARY, (fair.PRIMARY[1][1], "mha")], [], []
     for scale, variation, setting in ELSEWHERE:
         setting_runs = fair.runs_of(runs, scale, variation)
         for _, arm_runs in setting_runs.groupby("variant"):
@@ -271,22 +222,16 @@ def elsewhere(runs: pd.DataFrame) -> list[Section]:
             row |= comparison_columns(comparison)
             pair_rows.append(row | {"150M tokens, same seeds": text})
     tables = {"elsewhere": arm_rows, "elsewhere-apart": pair_rows}
-    return [Section(name, filled_columns(rows)) for name, rows in tables.items() if rows]
+    return [Section(name, pd.DataFrame(rows)) for name, rows in tables.items()]
 
 
-def head_start(runs: pd.DataFrame, probes: pd.DataFrame, folder: Path) -> Section | None:
+def head_start(runs: pd.DataFrame, probes: pd.DataFrame, folder: Path) -> Section:
     """Compare the primary differences during training with those at the end, on both horizons."""
-    colours = dict(zip(fair.primary_pairs(runs), (style.RELATION, MUTED), strict=False))
-    horizons, rows = [], []
-    for horizon, variation in HORIZONS:
+    colours, rows = dict(zip(fair.PRIMARY, (style.RELATION, MUTED), strict=True)), []
+    figure, panels = grid(2, 1, 4.8, style.NARROW, sharey=True)
+    for (horizon, variation), axes in zip(HORIZONS, panels[:, 0], strict=True):
         curves = validation(probes, fair.runs_of(runs, "10M", variation))
-        pairs = [pair for pair in colours if set(pair) <= set(curves.columns.unique(0))]
-        horizons += [(horizon, curves, pairs)] if pairs else []
-    if not horizons:
-        return None
-    figure, panels = grid(len(horizons), 1, 0.8 + 2 * len(horizons), style.NARROW, sharey=True)
-    for (horizon, curves, pairs), axes in zip(horizons, panels[:, 0], strict=True):
-        for over, under in pairs:
+        for over, under in colours:
             arms, name = (curves[over], curves[under]), minus(over, under)
             estimates = pd.Series({
                 tokens: stats.welch(*(arm.loc[tokens].dropna() for arm in arms))
@@ -330,17 +275,14 @@ def rates(runs: pd.DataFrame, folder: Path) -> Iterator[Section]:
         factor, sign = scale_runs["variation"].str.partition("-")[2], "" if scale == "10M" else "×"
         rate = factor.astype(float) if sign else scale_runs["learning_rate"]
         scale_runs = scale_runs.assign(rate=rate)
-        by_rate = scale_runs.groupby(["variant", "rate"])
-        diverged, counts = by_rate["diverged"].sum().unstack(), by_rate.size().unstack()
-        # No mean for a rate with a diverged run. The line breaks at a rate that was not tried.
-        means = by_rate["final_nll"].mean().unstack().where(diverged == 0)
+        # The line breaks at a rate that was not tried.
+        means = scale_runs.pivot_table("final_nll", "variant", "rate")
         rows = []
         for variant in (variant for variant in ARMS if variant in means.index):
-            best, _ = fair.best_rate(scale_runs[scale_runs["variant"] == variant])
-            row = {"variant": title(variant), "runs": f"{counts.loc[variant].sum():.0f}"}
-            for rate, mean in means.loc[variant].items():
-                n = diverged.at[variant, rate]
-                row[f"{sign}{rate:.3g}"] = f"{n:.0f} diverged" if n > 0 else number(mean, ".4f")
+            arm_runs = scale_runs[scale_runs["variant"] == variant]
+            best, _ = fair.best_rate(arm_runs)
+            row = {"variant": title(variant), "runs": str(len(arm_runs))}
+            row |= {f"{sign}{x:.3g}": number(mean, ".4f") for x, mean in means.loc[variant].items()}
             rows.append(row | {"best rate": f"{best:.3g}" if best else "open"})
         times, unit = (1, ", times the variant’s first") if sign else (1e3, " (10⁻³)")
         panels = _rate_panels(scale_runs, means, times, f"learning rate{unit}")
@@ -367,12 +309,9 @@ def _rate_panels(runs: pd.DataFrame, means: pd.DataFrame, times: float, label: s
             if variant not in arms:
                 continue
             arm_runs = runs[runs["variant"] == variant]
-            ended = arm_runs[~arm_runs["diverged"]]
-            ended = ended[ended.duplicated("rate", keep=False)]  # a single run equals the mean
-            panel.plot(ended["rate"], ended["final_nll"], ".", alpha=0.4, **look)
+            arm_runs = arm_runs[arm_runs.duplicated("rate", keep=False)]  # one run equals the mean
+            panel.plot(arm_runs["rate"], arm_runs["final_nll"], ".", alpha=0.4, **look)
             panel.plot(rates, means.loc[variant], "o-", **look)
-            for rate in arm_runs.loc[arm_runs["diverged"], "rate"]:
-                panel.plot(rate, 0.97, "x", transform=panel.get_xaxis_transform(), **look)
         panel.set_xticks(rates, [f"{times * rate:.3g}" for rate in rates])
         panel.xaxis.set_minor_locator(NullLocator())
     figure.supxlabel(label, fontsize=8)

@@ -61,11 +61,9 @@ class Column:
 
 @cache
 def read_columns(label: str) -> tuple[Column, ...]:
-    """Read a table's columns. Raises InputError for a missing CSV, a wrong header or unit."""
-    names = list(Column.__dataclass_fields__)
-    rows = paper.lines(FOLDER / f"{label}.csv", names[:5], names[5:])
+    """Read a table's columns. Raises InputError for an unknown unit."""
     parsed = []
-    for row in rows.to_dict("records"):
+    for row in paper.read(FOLDER / f"{label}.csv").to_dict("records"):
         null = row.get("null", "")
         null = float(null) if re.fullmatch(r"[\d.]+", null) else null or None
         parsed.append(Column(**row | {"of": tuple(row.get("of", "").split()), "null": null}))
