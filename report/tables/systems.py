@@ -1,15 +1,13 @@
 """Throughput and memory of whole training steps: Tables 5 and 15 to 17 (Appendices G, H)."""
 
-import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 
-from relation.variants import PAIRED, VARIANTS
+from relation.variants import VARIANTS
 from report import stats
-from report.data import title
-from report.table import Cells, cell, means, read_columns, table, versus
+from report.table import Cells, cell, read_columns, table
 from report.tables.configs import micro_ga
 
 # Contexts; a plus marks those that the paper does not have.
@@ -137,68 +135,19 @@ def efficient(steps: pd.DataFrame, precision: Sequence[str]) -> Cells:
 
 
 @table("15", "app-prod-fr-fa", "Production throughput and memory")
-def production(
-    steps: pd.DataFrame, runs: pd.DataFrame, models: pd.DataFrame, precision: Sequence[str]
-) -> Cells:
-    """FlashAttention and FlashRelation at each scale's own context. Whole training steps: a rate is
-    the median over rounds in which the sides take turns, FR/FA is the median of the rounds' ratios
-    with its 95% interval, memory is the peak. Training runs: a run's rate is that of its median
-    update, in tokens per second of each process, as a mean over seeds. Relation / MHA is over pairs
-    of one seed. The share compares a run's rate with the benchmark's on the same backend. It
-    includes the loss if several processes share a run, or several runs share a GPU."""
+def production(steps: pd.DataFrame, precision: Sequence[str]) -> Cells:
+    """FlashAttention and FlashRelation at each scale's own context, in whole training steps. A rate
+    is the median over rounds in which the sides take turns, FR/FA is the median of the rounds'
+    ratios with its 95% interval, memory is the peak."""
     rows = steps.query("benchmark == 'matched'")
     yield from step_cells(rows, "app-prod-fr-fa")
     for scale, matched in rows.groupby("scale", sort=False):
         yield from ratio(scale, "ratio", *(matched[matched["side"] == s] for s in ("full", "mha")))
-    for (scale, variant), model in models.groupby(["scale", "variant"], sort=False):
-        if variant in PAIRED:
-            yield cell(scale, f"run_micro_ga.{variant}", text=micro_ga(model.iloc[0]), of=model)
-    pairs = runs[runs["variant"].isin(PAIRED) & ~runs["further"]]
-    yield from _other_backends(run_rates(pairs, rows), pairs)
     yield from condition_cells(rows, precision)
 
 
 def _batches(rows: pd.DataFrame) -> list[str]:
     return list(map(micro_ga, rows.to_dict("records")))
-
-
-def run_rates(runs: pd.DataFrame, matched: pd.DataFrame) -> Cells:
-    """Yield the runs' own rates per process, and their share of the benchmark's rate."""
-    runs = runs[runs["processes"].notna() & runs["median_tokens_per_second"].notna()]
-    runs = runs.assign(row=runs["scale"], column=runs["variant"], batches=_batches(runs))
-    runs["value"] = runs["median_tokens_per_second"] / runs["processes"]
-    seeds = sorted(runs["seed"].unique())
-    yield from means(runs.assign(column="run_rate." + runs["variant"]), seeds=seeds)
-    key = ["scale", "variant", "backend"]
-    benchmark = matched.query("status == 'PASS'").drop_duplicates(key)
-    benchmark = benchmark.assign(batches=_batches(benchmark))
-    shares = runs.merge(benchmark, on=key, suffixes=("", "_alone"))
-    shares["column"] = "run_share." + shares["variant"]
-    shares["value"] /= shares[f"{RATE}_alone"]
-    same_batches = shares["batches"] == shares["batches_alone"]
-    comparable = same_batches & ~shares["device_alone"].str.contains("cpu", case=False)
-    yield from means(shares[comparable], seeds=seeds)
-    for run in shares[~comparable].drop_duplicates(["row", "column"]).itertuples():
-        why = f"micro/GA is {run.batches} in the runs and {run.batches_alone} in the benchmark"
-        why = "a CPU's cores are shared otherwise" if run.batches == run.batches_alone else why
-        yield cell(run.row, run.column, status="no counterpart", reason=why)
-    for scale, of_scale in runs.groupby("scale", sort=False):
-        counts = ", ".join(f"{count:.0f}" for count in sorted(of_scale["processes"].unique()))
-        yield cell(scale, "processes", text=counts, of=of_scale)
-    # Pairs of one seed whose runs had the same number of processes.
-    same_batches = runs.groupby(["scale", "seed"])["processes"].transform("nunique") == 1
-    pairs = versus(runs[same_batches], "full", "mha", "run_ratio", operator.truediv)
-    yield from means(pairs, seeds=seeds)
-
-
-def _other_backends(cells: Cells, runs: pd.DataFrame) -> Cells:
-    """Yield cells of runs, with a reason if they trained on another backend than `flash`."""
-    others = runs[runs["backend"] != "flash"]
-    for each in cells:
-        variants = PAIRED if each["column"] == "run_ratio" else [each["column"].rpartition(".")[2]]
-        of_cell = others[(others["scale"] == each["row"]) & others["variant"].isin(variants)]
-        why = "trained with " + of_cell["variant"].map(title) + " on backend " + of_cell["backend"]
-        yield each | {"reason": "; ".join(filter(None, [each["reason"], *why.unique()]))}
 
 
 @table("16", "app-linear-steady", "Linear Relation throughput")

@@ -304,31 +304,6 @@ def test_memory_that_ran_out_keeps_its_settings_and_says_so() -> None:
     assert cells.loc[("10M", "reserved.mha", "value"), "status"] == "no counterpart"
 
 
-def test_runs_rates_are_each_processs_and_shares_of_the_benchmarks() -> None:
-    fields = {"micro": 32, "accumulation": 4, "processes": 2}
-    runs = [
-        run("10M", v, s, 3.0, median_tokens_per_second=rate * s, **fields)
-        for v, rate in (("mha", 2.0), ("full", 3.0))
-        for s in SEEDS
-    ]
-    steps = [side("mha", "mha", [86.0]), side("full", "full", [100.0], micro=16)]
-    cells = cells_of("app-prod-fr-fa", records(runs=runs, steps=steps))
-    assert cells.loc[("10M", "run_rate.mha", "value"), "value"] == pytest.approx(43.0)
-    assert cells.loc[("10M", "run_ratio", "value"), "value"] == pytest.approx(1.5)
-    assert cells.loc[("10M", "run_share.mha", "value"), "value"] == pytest.approx(50.0)
-    other = cells.loc[("10M", "run_share.full", "value")]
-    assert (other["status"], "micro/GA is 32/4" in other["reason"]) == ("no counterpart", True)
-    # If runs used another backend than the main side, the share is of that backend's rate.
-    steps.append(side("mha-cudnn", "mha", [172.0], backend="cudnn"))
-    on_cudnn = [each | {"backend": "cudnn"} if each["variant"] == "mha" else each for each in runs]
-    cells = cells_of("app-prod-fr-fa", records(runs=on_cudnn, steps=steps))
-    assert cells.loc[("10M", "run_share.mha", "value"), "value"] == pytest.approx(25.0)
-    for column, noted in (("run_rate.mha", True), ("run_ratio", True), ("run_rate.full", False)):
-        for made in (cells, cells_of("app-prod-fr-fa", records(runs=on_cudnn))):
-            reason = made.loc[("10M", column, "value"), "reason"]
-            assert reason == "trained with MHA on backend cudnn" * noted
-
-
 def test_a_context_that_the_paper_lacks_has_a_row_of_its_own() -> None:
     fields = {"benchmark": "linear-long", "scale": "30M"}
     steps = [
