@@ -28,8 +28,8 @@ class Records:
     Runs have `further`: whether the campaign plans them beyond its matrix.
     models: one row per scale and variant, from the configuration.
     planned: one row per planned record, with the columns PLANNED. A benchmark's variant is its
-    name; file is relative to the campaign's folder. precision: of the benchmarks. window: the
-    fraction of the budget over which losses are smoothed.
+    name. precision: of the benchmarks. window: the fraction of the budget over which losses are
+    smoothed.
     """
 
     setting: Setting
@@ -238,9 +238,8 @@ def gap(
     seeds: dict[str, list[str]] = {}
     for row in lacking:
         seeds.setdefault(title(row.variant), []).append(str(row.seed))
-    status = max((row.status for row in lacking), key=["not run", "failed", "oom"].index)
     reasons = [f"no {name} is recorded", *(row.reason for row in lacking if row.reason)]
     if len(lacking) < len(rows):
         names = (f"{variant} of seed {', '.join(numbers)}" for variant, numbers in seeds.items())
-        reasons[0] = f"{'; '.join(names)} {status}"
-    return status, "; ".join(dict.fromkeys(reasons))
+        reasons[0] = f"{'; '.join(names)} not run"
+    return "not run", "; ".join(dict.fromkeys(reasons))

@@ -182,8 +182,10 @@ def by_anchor(values: pd.DataFrame) -> None:
 
 def main() -> None:
     """Print all findings."""
+    campaigns = [plan.load({"campaign": name}) for name in ("books", "anchor")]
+    settings = [data.load(column) for campaign in campaigns for column in campaign.columns]
     with TemporaryDirectory() as figures:
-        sections = study.sections(Path(figures))  # the fair comparison first
+        sections = study.sections(Path(figures), settings)  # the fair comparison first
     for section in (each for each in sections if each.table is not None):
         print(fill(f"Study, {section.name}. {section.summary}", 200))
         print(section.table.drop(columns="", errors="ignore").to_string(index=False))
@@ -192,8 +194,7 @@ def main() -> None:
     fair_spread(tuned["runs"])
     first_layer(tuned["probes"].query("variation.str.contains('^tuned|^rate-2')"))
     curves(tuned["probes"].query("variation == 'long'"))
-    campaigns = [plan.load({"campaign": name}) for name in ("books", "anchor")]
-    cells([data.load(column) for campaign in campaigns for column in campaign.columns])
+    cells(settings)
     counts()
     for name in ("books", "readings", "anchor", "conversion"):
         variants(records.load(records.PUBLISHED / name)["runs"])

@@ -42,7 +42,7 @@ def build(campaign: plan.Campaign, out: Path, published: bool) -> None:
     cells = table.cells(stored, tables.EVERY)
     judged = [claims.judge(cells[cells["setting"] == r.setting.name], r) for r in stored]
     drawn = [figures.draw(each, out / "figures" / each.setting.slug) for each in stored]
-    sections = study.sections(out / "figures/study") if published else []
+    sections = study.sections(out / "figures/study", stored) if published else []
     frames = {"cells": cells.assign(by_seed=cells["by_seed"].map(json.dumps))}
     frames["claims"], frames["evidence"] = claims.frames(settings, judged)
     for name, frame in frames.items():

@@ -4,7 +4,7 @@ It is computed from the shipped rows of the campaigns `books`, `fair` and `readi
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -49,8 +49,8 @@ class Section:
     summary: str = ""
 
 
-def sections(folder: Path) -> list[Section]:
-    """Return every section; write figures to `folder` as SVG."""
+def sections(folder: Path, settings: Sequence[data.Records]) -> list[Section]:
+    """Return every section; write figures to `folder` as SVG. settings: the report's columns."""
     folder.mkdir(parents=True, exist_ok=True)
     names = ("books", "fair", "readings")
     books, tuned, trials = (records.load(records.PUBLISHED / name) for name in names)
@@ -67,7 +67,7 @@ def sections(folder: Path) -> list[Section]:
             *elsewhere(runs),
             head_start(runs, probes, folder),
             *rates(runs, folder),
-            answer_section(runs, folder),
+            answer_section(runs, settings, folder),
             Section("readings", readings_table, figure=True),
             Section("anchor", figure=True),
         ]
@@ -82,13 +82,13 @@ def minus(over: str, under: str) -> str:
     return f"{title(over)} − {title(under)}"
 
 
-def answer_section(runs: pd.DataFrame, folder: Path) -> Section:
+def answer_section(runs: pd.DataFrame, settings: Sequence[data.Records], folder: Path) -> Section:
     """Draw Relation − MHA of every setting that has pairs: the rows of the first page, and the
     fair comparison. runs: those of campaign `fair`."""
     bars = []
-    for setting in plan.load({"campaign": "books"}).columns:
-        for row in overview.differences(data.load(setting).runs):
-            label = f"{row['scale']}: {setting}, {counted(row['final_nll'].n, 'pair')}"
+    for stored in settings:
+        for row in overview.differences(stored.runs):
+            label = f"{row['scale']}: {stored.setting}, {counted(row['final_nll'].n, 'pair')}"
             bars.append(Bar(label, row["final_nll"], printed=row["paper"]))
     for variation, words in ((fair.TUNED, "Tuned"), ("long", "Tuned, 600M tokens")):
         for scale, rows in runs[runs["variation"].str.startswith(variation)].groupby("scale"):

@@ -190,7 +190,7 @@ def test_larger_models_and_longer_runs_stand_beside_the_same_seeds():
 
 
 def test_the_shipped_readings_are_those_of_the_findings(tmp_path):
-    names = {section.name: section for section in study.sections(tmp_path)}
+    names = {section.name: section for section in study.sections(tmp_path, [])}
     row = (
         names["readings"]
         .table.set_index(["W_O, W_down", "changed"])
