@@ -259,13 +259,18 @@ class Campaign:
         self.write_settings(self.settings_file)
 
     def measured(self, run: Run) -> dict[str, str]:
-        """The hashes of the measurements on a run's checkpoint, by kind: flow and lengths."""
+        """The hashes of the measurements on a run's checkpoint, by kind: flow and lengths.
+
+        Further runs have none, nor do runs that may diverge, whose flow would not be finite.
+        """
+        if run.further or run.divergence == "record":
+            return {}
         long, hashes = self.length, {}
         if run.variant in self.diagnosed:
             hashes["flow"] = run.flow_hash
         if long and run.variant in long.variants and run.scale in (long.scales or [run.scale]):
             hashes["lengths"] = long.hash(run)
-        return {} if run.further else hashes
+        return hashes
 
 
 def _variations(values: Mapping) -> dict[str, dict]:

@@ -11,7 +11,6 @@ import json
 import os
 import platform
 import subprocess
-import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -256,17 +255,6 @@ def is_made(path: Path, hash: str) -> bool:
     """Whether a job's file, one of FILES, exists and all its rows have this hash."""
     kind = next(kind for kind, pattern in FILES.items() if path.match(pattern))
     return path.exists() and _hashes(path, kind) <= {hash}
-
-
-def empty_if_diverged(checkpoint: Path, out: Path, *kinds: str) -> bool:
-    """Whether a checkpoint's run diverged. If so, say it and write files without rows to `out`."""
-    run = checkpoint.with_name("run.parquet")
-    if not run.exists() or read(run, "runs")["final_nll"].notna().all():
-        return False
-    print(f"{run.parent} diverged: {', '.join(kinds)} get no rows", file=sys.stderr)
-    for kind in kinds:
-        write(out / f"{kind}.parquet", kind, [])
-    return True
 
 
 def _stored(folder: Path, kind: str) -> pd.DataFrame:

@@ -87,10 +87,8 @@ def measure(
     """Measure a run's checkpoint on long windows and write lengths.parquet into `out`.
 
     data: the run's prepared corpus. The model uses the run's backends and precision. There are no
-    rows if the run diverged, or if no document is as long as one training context.
+    rows if no document is as long as one training context.
     """
-    if records.empty_if_diverged(checkpoint, out, "lengths"):
-        return
     with claim(run.device, runs_per_gpu) as device:
         model = load_model(checkpoint, device, Execution(**run.backends)).eval()
         tokens, end = open_tokens(data, "validation"), end_of_text_id(data)

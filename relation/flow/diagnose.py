@@ -60,10 +60,8 @@ def diagnose(run: Run, data: Path, checkpoint: Path, out: Path, runs_per_gpu: in
     """Diagnose a run's checkpoint and write flow.parquet, curves.parquet and maps.parquet to `out`.
 
     data: the run's prepared corpus; the first windows of its validation split are read. Computes in
-    FP32. A run that diverged gets files without rows. A model with Linear layers is an InputError.
+    FP32. Raises DivergedError if a flow is not finite, InputError for a model with Linear layers.
     """
-    if records.empty_if_diverged(checkpoint, out, "flow", "curves", "maps"):
-        return
     with claim(run.device, runs_per_gpu) as device:
         model = load_model(checkpoint, device).eval()
         lengths = (run.flow_length, run.rank_length)

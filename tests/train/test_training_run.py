@@ -12,11 +12,19 @@ import numpy as np
 import pytest
 import torch
 from conftest import refusal
-from training import CONTEXT, CPU, UPDATE, assert_same_run, read_run, small_run, start, write_corpus
+from training import (
+    CONTEXT,
+    CPU,
+    UPDATE,
+    assert_same_run,
+    read_run,
+    small_run,
+    start,
+    tiny,
+    write_corpus,
+)
 
 from relation import records
-from relation.beyond.length import measure
-from relation.config import Length
 from relation.data.windows import data_rows, open_tokens
 from relation.errors import RunError
 from relation.flow.diagnose import diagnose
@@ -254,7 +262,7 @@ def test_a_flow_that_diverges_before_the_loss_is_a_divergence(data, tmp_path) ->
     assert "the flow of layer 0 is not finite" in message and "learning_rate" in message
 
 
-def test_a_divergence_is_recorded_where_the_campaign_counts_them(data, tmp_path, capsys) -> None:
+def test_a_divergence_is_recorded_where_the_campaign_counts_them(data, tmp_path) -> None:
     run = small_run(learning_rate=1e38, divergence="record", probes=1, validations=1)
     train(run, data, tmp_path / "out", tmp_path / "resume")
     (row,) = records.read(tmp_path / "out" / "run.parquet", "runs").to_dict("records")
@@ -263,19 +271,11 @@ def test_a_divergence_is_recorded_where_the_campaign_counts_them(data, tmp_path,
     weights, (_, losses, _) = read_run(tmp_path / "out")
     assert len(losses) == 1 and not all(tensor.isfinite().all() for tensor in weights.values())
 
-    out, planned = tmp_path / "out", {}
-    given = (run, data, out / "model.safetensors", out)
-    diagnose(*given)
-    measure(*given, Length(variants=["full"], windows=1, contexts=1))
-    assert capsys.readouterr().err.count(" diverged: ") == 2
-    for kind in ("runs", "flow", "curves", "maps", "lengths"):
-        name = records.FILES[kind].replace("*", "x")
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (out / Path(name).name).rename(tmp_path / name)
-        planned[name] = row["hash"] if kind == "runs" else "planned"
-    records.collect(tmp_path, planned)
-    frames = records.load(tmp_path)
-    assert [len(frames[kind]) for kind in ("runs", "flow", "maps", "lengths")] == [1, 0, 0, 0]
+    out = tmp_path / "out"
+    message = refusal(lambda: diagnose(run, data, out / "model.safetensors", out), RunError)
+    assert "the model diverged" in message
+    # Such a campaign plans no measurement of its checkpoints.
+    assert tiny().measured(replace(run, divergence="fail")) and not tiny().measured(run)
 
 
 def test_a_parameter_that_never_learns_is_named(data, tmp_path, monkeypatch) -> None:
