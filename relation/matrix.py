@@ -73,7 +73,9 @@ class Matrix:
         missing = [n for n in Options.model_fields if n not in merged and n not in _DEFAULTS]
         if missing:
             raise InputError(f"config/{self.name}.yaml: scale {scale} has no {missing[0]}; set it")
-        return merged
+        # Micro-batches per update; `run` refuses a remainder.
+        accumulation = merged["tokens_per_update"] // (merged["micro"] * merged["context"])
+        return merged | {"accumulation": accumulation}
 
     def data(self, corpus: str, vocabulary: int, readers: list[dict]) -> Data:
         """The specification of a corpus; readers: the options of the runs that read it."""
@@ -126,12 +128,10 @@ class Matrix:
         """One run. Raises InputError if its values contradict each other."""
         scale, variation, variant, seed = address
         where = f"config/{self.name}.yaml: scale {scale}, variation {variation}, variant {variant}"
-        tokens = o["micro"] * o["accumulation"] * o["context"]
-        if tokens != o["tokens_per_update"]:
+        if o["tokens_per_update"] % (o["micro"] * o["context"]):
             raise InputError(
-                f"{where}: micro {o['micro']} x accumulation {o['accumulation']} x context "
-                f"{o['context']} is {tokens} tokens an update, and tokens_per_update is "
-                f"{o['tokens_per_update']}; make them equal"
+                f"{where}: tokens_per_update {o['tokens_per_update']} is not a multiple of micro "
+                f"{o['micro']} x context {o['context']}; change one of them"
             )
         plateau = int(o["plateau_fraction"] * o["budget_tokens"])
         if o["warmup_tokens"] > plateau:
