@@ -28,7 +28,7 @@ from pydantic import (
 
 from relation.errors import InputError, check_among
 from relation.jobs import hash_of
-from relation.variants import VARIANTS, ModelConfig
+from relation.variants import LINEAR, VARIANTS, ModelConfig
 
 CONFIG = Path("config.yaml")
 _OF_MODEL = "it is a field of the model: make a variant of it (docs/extending.md)"
@@ -39,6 +39,7 @@ Positive = Annotated[float, Field(strict=True, gt=0)]
 Counts = Annotated[list[Count], Field(min_length=2, max_length=2)]
 Deviation = Positive | Literal["1/sqrt(d)", "sqrt(2/(5d))"]
 Variant = Literal[*VARIANTS]
+WithFlow = Literal[*(name for name, v in VARIANTS.items() if LINEAR not in v.pattern)]
 Name = Annotated[str, Field(pattern=r"^[0-9A-Za-z][0-9A-Za-z._=+-]*$")]
 Restriction = StrictStr | StrictInt | list[StrictStr | StrictInt] | None
 Switch = Literal[True, False, "true", "false"]  # Snakemake passes a lower-case true as text
@@ -285,7 +286,7 @@ class CampaignSection(Options):
     cross: list[dict[Name, Variation]] = key("Combines one entry of each mapping: variation a-b")
     variations: dict[Name, Variation] = key("Named changes of options; default: `base`, no change")
     columns: Annotated[list[Column], Field(max_length=4)] = key("Columns of the report, at most 4")
-    diagnosed: list[Variant] = key("Variants whose checkpoints are diagnosed")
+    diagnosed: list[WithFlow] = key("Variants whose checkpoints are diagnosed, none with Linear")
     length: Length | None = key("NLL on longer texts; null: not measured")
     efficiency_window: Annotated[Positive, Field(le=1)] = key(
         "Window that smooths the loss, as a share of the budget"

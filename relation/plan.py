@@ -26,7 +26,7 @@ from relation.config import (
 from relation.errors import InputError, check_among
 from relation.jobs import Bench, Recall, Run, hash_of
 from relation.matrix import Matrix, bench_jobs, check_job, recall_jobs
-from relation.variants import LINEAR, PAIRED, VARIANTS
+from relation.variants import PAIRED, VARIANTS
 
 # Measurements on a checkpoint by kind of record: the folder, and the files that one job writes.
 _MEASURED = {"flow": ("flow", ("flow", "curves", "maps")), "lengths": ("length", ("lengths",))}
@@ -326,16 +326,8 @@ def load(config: Path | Mapping = CONFIG, **overrides: Any) -> Campaign:
         return Campaign(choice, raw, values)
     campaign = Campaign(choice, raw, campaign_values(choice.campaign, folder))
     # Texts of a base may stay unused. Texts of the campaign's own file must be used.
-    own, file = read(folder / f"{choice.campaign}.yaml"), f"config/{choice.campaign}.yaml"
-    with_flow = [name for name in campaign.trained if LINEAR not in VARIANTS[name].pattern]
-    for variant in own.get("diagnosed", ()):
-        problem = f"{file}: diagnosed: no scale trains {variant}, or it has no flow"
-        check_among(variant, with_flow, problem)
-    used = dict.fromkeys(data.corpus for data in campaign.data.values())
-    for name, corpus in own.get("corpora", {}).items():
-        if corpus is not None and name not in used:
-            raise InputError(
-                f"{file}: corpora.{name}: no scale reads it; they read {', '.join(used)}; "
-                f"give a scale or variation `corpus: {name}`"
-            )
+    file, used = f"{campaign.name}.yaml", {data.corpus: data for data in campaign.data.values()}
+    for name, corpus in read(folder / file).get("corpora", {}).items():
+        if corpus is not None:
+            check_among(name, used, f"config/{file}: no scale or variation has `corpus: {name}`")
     return campaign
