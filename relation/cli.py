@@ -238,8 +238,7 @@ def _plan(campaign: Campaign, options: Namespace) -> None:
         streams = {stream["path"]: stream for stream in (data.source or {}).get("streams", ())}
         print(f"  text: {data.title}, {data.path or ', '.join(streams)}")
     shipped = [run for run in campaign.runs if run.hash in campaign.shipped()]
-    chosen = f"{len(campaign.runs)} runs are chosen; {len(shipped)} of them are shipped."
-    print(chosen, *campaign.unmeasured(), sep="\n")
+    print(f"{len(campaign.runs)} runs are chosen; {len(shipped)} of them are shipped.")
 
     # The jobs to run, by folder. Each job is counted by one of its files; `further` are the rest.
     files, folder = campaign.files().items(), campaign.folder
@@ -296,7 +295,7 @@ def _status(campaign: Campaign, options: Namespace) -> None:
     lines = [*sorted(named)[:10], *["..."] * (len(named) > 10)]
     for name, counts in {**unfinished, f"{campaign.title}, all runs": total}.items():
         lines.append(f"{name}: " + ", ".join(f"{n} {state}" for state, n in counts.items()))
-    print(*lines, *campaign.unmeasured(), sep="\n")
+    print(*lines, sep="\n")
     if total["stopped"]:
         print("Start snakemake again: stopped runs resume, or start over without a saved state.")
 

@@ -5,7 +5,6 @@
 
 import json
 import re
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import product
@@ -30,7 +29,6 @@ from relation.variants import PAIRED, VARIANTS
 
 # Measurements on a checkpoint by kind of record: the folder, and the files that one job writes.
 _MEASURED = {"flow": ("flow", ("flow", "curves", "maps")), "lengths": ("length", ("lengths",))}
-_IN_WORDS = {"flow": "flow metrics", "lengths": "losses on longer texts"}
 # The variation of a campaign that defines none. It changes nothing.
 UNCHANGED = "base"
 PAPER_SCALES = ("10M", "30M", "100M")
@@ -197,14 +195,6 @@ class Campaign:
         if self.check and self.check.hash not in self.shipped("gradients"):
             files |= {f"check/{n}.parquet": self.check.hash for n in ("operators", "gradients")}
         return {f"data/{name}/data.parquet": self.data[name].hash for name in corpora} | files
-
-    def unmeasured(self) -> list[str]:
-        """One line per kind of measurement that shipped runs lack: how many, and why."""
-        shipped = (run for run in self.runs if run.hash in self.shipped())
-        measured = (item for run in shipped for item in self.measured(run).items())
-        counts = Counter(kind for kind, hash in measured if hash not in self.shipped(kind))
-        line = "{} shipped runs have no {}: " + WHY_UNMEASURED
-        return [line.format(n, _IN_WORDS[kind]) for kind, n in counts.items()]
 
     def hashes(self) -> set[str]:
         """The hash of every specification of the whole campaign."""
