@@ -203,10 +203,8 @@ def _check(campaign: Campaign, options: Namespace) -> Path:
 
 def _collect(campaign: Campaign, options: Namespace) -> None:
     _check_hash(options, campaign.hash, f"campaign {campaign.name}")
-    folder = campaign.folder
     shipped = campaign.hashes() if campaign.published else ()
-    records.collect(folder, campaign.files(), shipped)
-    campaign.write_settings(folder / "campaign.json")
+    records.collect(campaign.folder, campaign.files(), shipped)
 
 
 def _report(campaign: Campaign, options: Namespace) -> Path:

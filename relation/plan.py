@@ -166,11 +166,6 @@ class Campaign:
         """The file with the resolved configuration for the workflow's jobs."""
         return self.folder / "work" / f"{self.hash}.json"
 
-    def write_settings(self, path: Path) -> None:
-        """Write the resolved configuration, for `load`."""
-        with records.atomic(path) as temporary:
-            temporary.write_text(json.dumps(self.settings, indent=1))
-
     def shipped(self, kind: str = "runs") -> Collection[str]:
         """The hashes of a kind in results/published. These jobs are done."""
         return records.published_hashes(kind, self.name) if self.published else ()
@@ -246,7 +241,8 @@ class Campaign:
             from relation.machine import check_gpu
 
             check_gpu()
-        self.write_settings(self.settings_file)
+        with records.atomic(self.settings_file) as temporary:
+            temporary.write_text(json.dumps(self.settings, indent=1))
 
     def measured(self, run: Run) -> dict[str, str]:
         """The hashes of the measurements on a run's checkpoint, by kind: flow and lengths.

@@ -38,7 +38,8 @@ def copy(project: Path, tmp_path: Path) -> Path:
 
 
 def test_every_kind_of_record_is_made_and_carries_its_specification(project: Path) -> None:
-    campaign = plan.load(project / "results/tiny/campaign.json")
+    (settings,) = (project / "results/tiny/work").glob("*.json")  # what the jobs read
+    campaign = plan.load(settings)
     frames = records.load(project / "results/tiny")
     for kind in records.FILES:
         assert len(frames[kind]), kind
@@ -103,7 +104,7 @@ def test_what_is_shipped_is_not_made_again_and_is_in_the_report(copy: Path) -> N
     assert planned_jobs(copy, *TINY, "published=false")["train"] == 2
     other = planned_jobs(copy, *TINY, "vary=gradient_clip=0.5")
     assert other["train"] == 2 and "bench" not in other
-    snakemake(copy, *TINY, "--", "results/tiny/campaign.json")
+    snakemake(copy, *TINY, "--", "results/tiny/runs.parquet")
     after = records.load(copy / "results/tiny")
     assert len(before["runs"]) == 2
     for kind in ("runs", "losses", "flow", "steps", "recall", "gradients"):

@@ -9,7 +9,6 @@ rule collect:
         shipped=sorted(SHIPPED.glob("*.parquet")) if CAMPAIGN.published else [],
     output:
         expand(f"{FOLDER}/{{kind}}.parquet", kind=records.FILES),
-        settings=f"{FOLDER}/campaign.json",
     log:
         f"{FOLDER}/logs/collect.log",
     params:
