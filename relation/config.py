@@ -236,7 +236,9 @@ class Sweep(Section):
 class Systems(Section):
     """The systems benchmarks (Appendix F)."""
 
-    warmup_updates: Annotated[StrictInt, Field(ge=0)] = need("Warm-up updates, at least 2")
+    warmup_updates: StrictInt = need(
+        "Warm-up updates; the first compiles, the second captures CUDA graphs", ge=2
+    )
     rounds: Count = need("Rounds; each measures all sides of a comparison in turn")
     measured_updates: Count = need("Complete updates timed per round")
     baseline: Backends = need("Backend of MHA in the comparisons")

@@ -24,16 +24,13 @@ from relation.nn import Decoder, Execution
 from relation.train.step import UpdateStep, build_optimizer
 from relation.variants import backend_names
 
-# The first update of a process compiles, the second captures CUDA graphs.
-_LEAST_WARM_UPDATES = 2
-
 
 def updates(bench: Bench, side: Side, tokens: Path, device: torch.device):
     """A side that times updates. The host launches each while a GPU computes the previous one.
 
-    tokens: a file of 16-bit ids. At least two updates warm up. On a GPU, every round starts with an
-    update that is not timed. The last facts are peak memory (on a GPU) and raw tokens per second.
-    Raises RunError if the loss is not finite.
+    tokens: a file of 16-bit ids. On a GPU, every round starts with an update that is not timed. The
+    last facts are peak memory (on a GPU) and raw tokens per second. Raises RunError if the loss is
+    not finite.
     """
     on_gpu = device.type == "cuda"
     model = Decoder(side.model, Execution(**side.backends, compiled=bench.compile), device=device)
@@ -66,7 +63,7 @@ def updates(bench: Bench, side: Side, tokens: Path, device: torch.device):
         # Peaks exclude compilation. They include the graphs, which the next update captures.
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
-    done = max(_LEAST_WARM_UPDATES, bench.warmup_updates)
+    done = bench.warmup_updates
     loss = run(done - 1)
     synchronize(device)
     wall = time.perf_counter() - began
