@@ -409,21 +409,19 @@ def gradient_rows(side: Side, scale: str, check: Check, device: torch.device) ->
         return results
 
     used = sorted({MIXERS[letter] for letter in side.model.layout})
-    columns = {n: getattr(side, n) for n in ("variant", "micro", "accumulation")} | {
+    columns = {
+        "variant": side.variant,
         "scale": scale,
         "draws": check.gradient_draws,
-        "layout": side.model.layout,
-        "width": side.model.head_dim,
         "length": side.context,
         "backends": [f"{operator}: {side.backends.get(operator)}" for operator in used],
         "precision": check.precision,
         "compiled": check.compile,
     }
-    elements = {name: parameter.numel() for name, parameter in model.named_parameters()}
     draws = (draw(seed) for seed in range(check.gradient_draws))
     for row in deviations(draws, DTYPES[check.precision], scales=True):
         name, update = row.pop("name")
-        yield columns | {"parameter": name, "elements": elements[name], "update": update} | row
+        yield columns | {"parameter": name, "update": update} | row
 
 
 def gradients(check: Check, out: Path) -> None:

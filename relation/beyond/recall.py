@@ -172,8 +172,6 @@ def rows_of(recall: Recall, device: torch.device, progress: Progress) -> Iterato
         columns = {
             "mixer": recall.mixer,
             "layout": model.config.layout,
-            "status": "PASS",
-            "reason": None,
             "width": width,
             "parameters": parameter_count(model.config),
             "learning_rate": rate,
