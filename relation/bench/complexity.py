@@ -11,7 +11,7 @@ from relation.ops import get_backend
 
 
 def operator(side: Side, precision: str, device: torch.device, context: int):
-    """A side that times an operator on one sequence of random inputs, (1, H, T, d_h).
+    """A workload that times an operator on one sequence of random inputs, (1, H, T, d_h).
 
     Its fact is the number of bytes that a layer keeps for T tokens to decode the next token.
     """
@@ -43,10 +43,10 @@ def operator(side: Side, precision: str, device: torch.device, context: int):
 
 def measure(bench: Bench, out: Path) -> None:
     """Time every operator at every context; write the record of kind `complexity`."""
-    sides = {side.side: partial(operator, side, bench.precision) for side in bench.sides}
+    workloads = {side.side: partial(operator, side, bench.precision) for side in bench.sides}
 
     def row(name: str, seconds: list[float], context: int) -> dict:
         return {"operator": name, "context": context, **median_columns("seconds", seconds)}
 
     contexts = dict.fromkeys(side.context for side in bench.sides)
-    record(bench, out, [sides], [(T,) for T in contexts], row)
+    record(bench, out, [workloads], [(T,) for T in contexts], row)

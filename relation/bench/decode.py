@@ -47,7 +47,7 @@ def random_state(
 
 
 def decoding(config: ModelConfig, precision: str, device: torch.device, context: int, batch: int):
-    """A side that measures wall-clock seconds per step; a step decodes one token in every row."""
+    """A workload that measures wall-clock seconds per step, which decodes a token in every row."""
     model = Decoder(config, seed=0).to(device).eval()
     call, rewind = _token_calls(model, DTYPES[precision], context, batch)
     for _ in range(3):
@@ -92,7 +92,7 @@ def measure(bench: Bench, out: Path) -> None:
     """Time a token at every context and batch of the sides; write the record of kind `decode`."""
     models = {side.variant: side.model for side in bench.sides}
     cells = dict.fromkeys((side.context, side.micro) for side in bench.sides)
-    sides = {name: partial(decoding, model, bench.precision) for name, model in models.items()}
+    workloads = {name: partial(decoding, model, bench.precision) for name, model in models.items()}
 
     def row(name: str, seconds: list[float], context: int, batch: int) -> dict:
         config, columns = models[name], median_columns("seconds", seconds)
@@ -109,4 +109,4 @@ def measure(bench: Bench, out: Path) -> None:
             "state_bytes": state_bytes(config, context, batch, DTYPES[bench.precision]),
         }
 
-    record(bench, out, [sides], cells, row)
+    record(bench, out, [workloads], cells, row)

@@ -138,9 +138,10 @@ def draw(
 
 
 def peer_calls(name: str, precision: str, device: torch.device, shape: Shape):
-    """A side that times one peer. Its facts are the error against FP64, peak memory and host time.
+    """A workload that times one peer.
 
-    Raises RunError if the peer computes a different function.
+    Its facts are the error against FP64, peak memory and host time. Raises RunError if the peer
+    computes a different function.
     """
     peer = PEERS[name]
     if device.type == "cuda":
@@ -252,12 +253,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise InputError("give at least 1 round, and 0 or more tokens per document")
     shapes = [Shape.parse(text, options.documents) for text in options.shapes]
     precision = options.precision or ("bf16" if options.device == "cuda" else "fp32")
-    sides, rows = {name: partial(peer_calls, name, precision) for name in peers}, []
+    workloads, rows = {name: partial(peer_calls, name, precision) for name in peers}, []
     progress = machine.Progress("bench operators", len(shapes), "shapes")
     with machine.claim(options.device, empty=True) as device, progress:
         conditions = protocol.Conditions(device)
         origin = records.origin("", machine.describe(device))
-        with protocol.Sides(sides, conditions) as processes:
+        with protocol.Workers(workloads, conditions) as processes:
             for shape in shapes:
                 by_peer = processes.compare((shape,), MEASURES, options.rounds)
                 rows += rows_of(by_peer, peers[0], shape, precision, conditions.columns())

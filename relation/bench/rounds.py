@@ -4,12 +4,12 @@ All sides build, compile and warm up first. Then each round measures every side 
 order, while the other sides wait and keep their memory. A drift of the clocks therefore affects
 all sides equally. A ratio is computed within each round.
 
-A side is a generator function, which is sent to its process by pickle. It is called with the device
-and the comparison's arguments. It builds, compiles, warms up and yields facts, which become
-columns. Each time it receives a measure, it yields the seconds of one round. When it receives None,
-it may yield further facts, such as peak memory:
+The workload of a side is a generator function, which is sent to the side's process by pickle. It is
+called with the device and the comparison's arguments. It builds, compiles, warms up and yields
+facts, which become columns. Each time it receives a measure, it yields the seconds of one round.
+When it receives None, it may yield further facts, such as peak memory:
 
-    def side(device, *arguments):
+    def workload(device, *arguments):
         answer = facts
         while (measure := (yield answer)) is not None:
             answer = seconds
@@ -36,7 +36,7 @@ from relation.bench.conditions import Conditions
 from relation.errors import InputError
 from relation.jobs import Bench
 
-Side = Callable[..., Generator]
+Workload = Callable[..., Generator]
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 # cuBLAS and cuDNN allocate memory when they are first used.
 _OUT_OF_MEMORY = re.compile(
@@ -173,7 +173,7 @@ class Answers:
         return failure._asdict() | samples | self.facts
 
 
-def _serve(side: Side, pipe: Any, device: torch.device, threads: int, parent: int) -> None:
+def _serve(work: Workload, pipe: Any, device: torch.device, threads: int, parent: int) -> None:
     """Answer "prepare", "seconds", "facts", "release" until the parent ends or closes the pipe."""
     torch.set_num_threads(threads)
     if device.type == "cuda":
@@ -190,7 +190,7 @@ def _serve(side: Side, pipe: Any, device: torch.device, threads: int, parent: in
         answer: Any = {}
         try:
             if question == "prepare":
-                running = side(device, *arguments)
+                running = work(device, *arguments)
                 answer = next(running)
             elif question == "release":
                 running = None
@@ -210,25 +210,25 @@ def _serve(side: Side, pipe: Any, device: torch.device, threads: int, parent: in
             return  # this process cannot use the device again; `compare` starts a new process
 
 
-class Sides:
-    """The processes of several sides. Use as a context manager.
+class Workers:
+    """One process per side, with its workload. Use as a context manager.
 
     conditions: reads the device's clocks while a side is timed. Sides are prepared one by one,
     because some of them time candidate kernels while they compile.
     """
 
-    def __init__(self, sides: Mapping[str, Side], conditions: Conditions):
-        self.sides, self.conditions = sides, conditions
+    def __init__(self, workloads: Mapping[str, Workload], conditions: Conditions):
+        self.workloads, self.conditions = workloads, conditions
         self._processes: dict[str, tuple[multiprocessing.Process, Any]] = {}
         self._dead: dict[str, Failure] = {}
 
-    def __enter__(self) -> "Sides":
-        for name in self.sides:
+    def __enter__(self) -> "Workers":
+        for name in self.workloads:
             self._start(name)
         return self
 
     def __exit__(self, *exception: object) -> None:
-        for name in self.sides:
+        for name in self.workloads:
             self._stop(name)
 
     def _start(self, name: str) -> None:
@@ -236,7 +236,7 @@ class Sides:
         device = self.conditions.device
         context = multiprocessing.get_context("spawn" if device.type == "cuda" else "fork")
         ours, theirs = context.Pipe()
-        arguments = self.sides[name], theirs, device, torch.get_num_threads(), os.getpid()
+        arguments = self.workloads[name], theirs, device, torch.get_num_threads(), os.getpid()
         process = context.Process(target=_serve, args=arguments, daemon=True)
         process.start()
         theirs.close()
@@ -274,12 +274,12 @@ class Sides:
         If a side fails, the other sides continue without it. A side that runs out of memory is
         measured again alone, so a reported OOM is always its own.
         """
-        by_side, generator = {name: Answers() for name in self.sides}, random.Random(0)
+        by_side, generator = {name: Answers() for name in self.workloads}, random.Random(0)
         while self._dead:  # start these processes again
             name, _ = self._dead.popitem()
             self._stop(name)
             self._start(name)
-        for name in self.sides:
+        for name in self.workloads:
             by_side[name].take(self._ask(name, "prepare", *arguments), measures)
         for measure in measures:
             order = [name for name, answers in by_side.items() if measure not in answers.failures]
@@ -303,7 +303,7 @@ class Sides:
             self._ask(name, "release")
         for name, answers in by_side.items() if len(by_side) > 1 else ():
             if any(failure.status == "OOM" for failure in answers.failures.values()):
-                with Sides({name: self.sides[name]}, self.conditions) as alone:
+                with Workers({name: self.workloads[name]}, self.conditions) as alone:
                     by_side |= alone.compare(arguments, measures, rounds, warm_rounds)
                 by_side[name].alone = True
         return by_side
@@ -312,23 +312,23 @@ class Sides:
 def record(
     bench: Bench,
     out: Path,
-    groups: Iterable[Mapping[str, Side]],
+    groups: Iterable[Mapping[str, Workload]],
     cells: Iterable[tuple],
     row: Callable[..., dict],
     warm_rounds: int = 2,
 ) -> None:
     """Measure a campaign's benchmark and write its record, of the kind `bench.kind`.
 
-    groups: the sides of a group are measured together. cells: the arguments of each comparison.
-    row(side, seconds, *arguments): returns further columns from the seconds of all rounds. If a
-    side runs out of memory, crashes or lacks a backend, the status in its row says so.
+    groups: workloads by side; the sides of a group are measured together. cells: the arguments of
+    each comparison. row(side, seconds, *arguments): returns further columns from the seconds of all
+    rounds. If a side runs out of memory, crashes or lacks a backend, the status in its row says so.
     """
     kind, rows = bench.kind, []
     names, key = records.KINDS[kind].names, records.key(bench, kind)
     with machine.claim(bench.device, empty=True) as device:
         conditions = Conditions(device)
-        for sides in groups:
-            with Sides(sides, conditions) as processes:
+        for workloads in groups:
+            with Workers(workloads, conditions) as processes:
                 for arguments in cells:
                     by_side = processes.compare(arguments, [kind], bench.rounds, warm_rounds)
                     device_columns = conditions.columns()

@@ -26,7 +26,7 @@ from relation.variants import backend_names
 
 
 def updates(bench: Bench, side: Side, tokens: Path, device: torch.device):
-    """A side that times updates. The host launches each while a GPU computes the previous one.
+    """A workload that times updates. The host launches each while a GPU computes the previous one.
 
     tokens: a file of 16-bit ids. On a GPU, every round starts with an update that is not timed. The
     last facts are peak memory (on a GPU) and raw tokens per second. Raises RunError if the loss is

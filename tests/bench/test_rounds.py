@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from relation.bench.rounds import Answers, Conditions, Sides, Timer, median_columns
+from relation.bench.rounds import Answers, Conditions, Timer, Workers, median_columns
 from relation.errors import InputError
 
 CPU = torch.device("cpu")
@@ -28,7 +28,7 @@ def meet(what: str) -> None:
 
 
 def planted(device: torch.device, *, met: tuple = ()):
-    """A side whose rounds take 1, 2, 3 ... seconds. `met` names a fault and when it occurs."""
+    """A workload whose rounds take 1, 2, 3 ... seconds. `met` names a fault and when it occurs."""
     what, where, after = (*met, *("", "prepare", 0)[len(met) :])
     meet(what if where == "prepare" else "")
     answer, counted = {"pid": os.getpid(), "threads": torch.get_num_threads()}, 0
@@ -41,7 +41,7 @@ def planted(device: torch.device, *, met: tuple = ()):
 
 
 def crowded(folder: str, device: torch.device):
-    """A side on a device with room for one process; each process that holds it has a file."""
+    """A workload on a device with room for one process; each process that holds it has a file."""
     held = Path(folder, str(os.getpid()))
     held.touch()
     try:
@@ -54,8 +54,8 @@ def crowded(folder: str, device: torch.device):
         held.unlink()
 
 
-def together(rounds: int = 6, **sides) -> dict[str, Answers]:
-    with Sides(sides, Conditions(CPU)) as processes:
+def together(rounds: int = 6, **workloads) -> dict[str, Answers]:
+    with Workers(workloads, Conditions(CPU)) as processes:
         return processes.compare((), ["update"], rounds, warm_rounds=0)
 
 
@@ -85,8 +85,8 @@ MET = {  # the fault of a side, and the status and reason in its rows
 
 
 def test_what_one_side_meets_the_others_do_not_feel():
-    sides = {side: partial(planted, met=met) for side, (met, *_) in MET.items()}
-    by_side = together(steady=planted, **sides)
+    workloads = {side: partial(planted, met=met) for side, (met, *_) in MET.items()}
+    by_side = together(steady=planted, **workloads)
     assert by_side.pop("steady").samples["update"] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
     for side, (_, status, reason) in MET.items():
         failure = by_side[side].failures["update"]
@@ -95,8 +95,8 @@ def test_what_one_side_meets_the_others_do_not_feel():
 
 
 def test_a_side_that_died_starts_anew_with_the_next_comparison():
-    side = partial(planted, met=("kill", "seconds", 3))
-    with Sides({"side": side}, Conditions(CPU)) as processes:
+    workload = partial(planted, met=("kill", "seconds", 3))
+    with Workers({"side": workload}, Conditions(CPU)) as processes:
         first = processes.compare((), ["update"], 6, 0)["side"]
         second = processes.compare((), ["update"], 2, 0)["side"]
     assert first.failures["update"].status == "FAILED"
