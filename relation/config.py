@@ -108,7 +108,6 @@ class Options(Section):
     layers: Count = key("Number of layers")
     d_model: Count = key("Width d of the model")
     heads: Count = key("Heads per layer")
-    kv_heads: Count | None = key("Heads of p2 and information; null: as many as `heads`")
     d_ff: Count = key("Width of the feed-forward network")
     context: Count = key("T, the tokens that one window predicts")
     micro: Count = key("Sequences in a micro-batch")
