@@ -15,8 +15,8 @@ def data_of(wildcards):
 def data_once_ready(wildcards):
     """`data_of`. If it is prepared as planned, a newer date does not train the run again.
 
-    Otherwise it is not ancient. After a job that runs, Snakemake tests no other reason to run than
-    an input that is not ancient, so the runs of another text would not be trained.
+    Otherwise it is not ancient: Snakemake compares no parameters of a job whose input is made in
+    the same call, so the runs of another text would not be trained.
     """
     path = data_of(wildcards)
     return ancient(path) if run_of(wildcards).data.name in READY else path
