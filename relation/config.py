@@ -139,7 +139,9 @@ class Options(Section):
     backends: Backends = key("Backend of each operator; all compute the same mathematics")
     deterministic: StrictBool = key("Whether a GPU repeats results to the bit; slower")
     checkpoint_seconds: Positive = key("Seconds from one saved resume state to the next")
-    divergence: Literal["fail", "record"] = key("If not finite: fail, or record a run without flow")
+    divergence: Literal["fail", "record"] = key(
+        "If a loss is not finite: fail, or record the run; `record` diagnoses no run"
+    )
     probes: Count = key("Flow probes in training, evenly spaced; one more at the start")
     validations: Count = key("Validation NLLs in training, evenly spaced; one more at the start")
     validation_tokens: Count = key("Number of first validation tokens that `validations` read")

@@ -32,8 +32,6 @@ _MEASURED = {"flow": ("flow", ("flow", "curves", "maps")), "lengths": ("length",
 # The variation of a campaign that defines none. It changes nothing.
 UNCHANGED = "base"
 PAPER_SCALES = ("10M", "30M", "100M")
-# Why a shipped run has no diagnostics or no lengths.
-WHY_UNMEASURED = "its checkpoint is not shipped; published=false trains it here"
 
 
 @dataclass(frozen=True)
@@ -311,9 +309,16 @@ def load(config: Path | Mapping = CONFIG, **overrides: Any) -> Campaign:
     if values is not None:
         return Campaign(choice, raw, values)
     campaign = Campaign(choice, raw, campaign_values(choice.campaign, folder))
-    # Texts of a base may stay unused. Texts of the campaign's own file must be used.
+    # A base may name texts and variants that are not used; the campaign's own file must not.
     file, used = f"{campaign.name}.yaml", {data.corpus: data for data in campaign.data.values()}
-    for name, corpus in read(folder / file).get("corpora", {}).items():
-        if corpus is not None:
-            check_among(name, used, f"config/{file}: no scale or variation has `corpus: {name}`")
+    own = read(folder / file)
+    for variant in own.get("diagnosed", ()):
+        problem = f"config/{file}: diagnosed: no scale trains {variant}"
+        check_among(variant, campaign.trained, problem)
+    for name, corpus in own.get("corpora", {}).items():
+        if corpus is not None and name not in used:
+            raise InputError(
+                f"config/{file}: corpora.{name}: no scale reads it; they read {', '.join(used)}; "
+                f"give a scale or variation `corpus: {name}`"
+            )
     return campaign

@@ -178,7 +178,7 @@ def _planned(
         if run.variation == setting.variation and run.scale in scales:
             key = (run.scale, run.variant, run.seed, run.further)
             add("runs", key, run.hash)
-            why = plan.WHY_UNMEASURED if run.hash in hashes["runs"] else ""
+            why = UNMEASURED if run.hash in hashes["runs"] else ""
             for kind, hash in campaign.measured(run).items():
                 add(kind, key, hash, why)
     for bench in (each for each in campaign.benchmarks if each.scale in scales):
@@ -212,6 +212,7 @@ def rounded(count: float, digits: int = 3) -> str:
 OPERATORS = {"mha": "MHA", "full-reference": "Full, materialised", "full-flash": "FlashRelation"}
 OPERATORS |= {"linear": "Linear Relation"}
 OUTSIDE = "is not part of this setting"
+UNMEASURED = "its checkpoint is not shipped; published=false trains it here"
 KIND_NAMES = {"runs": "run", "flow": "diagnosed checkpoint", "models": "model"}
 KIND_NAMES |= {"lengths": "long text", "recall": "recall task"}
 KIND_NAMES |= dict.fromkeys(("checks", "gradients"), "check")

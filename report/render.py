@@ -21,7 +21,7 @@ TEMPLATES = Path(__file__).parent / "templates"
 MINUS, DASH = "−", "—"
 STATUS_WORDS = {"oom": "OOM", "no counterpart": "n/a"}
 # A value whose reason has one of these words gets a note. Other reasons show only on hover.
-NOTED = ("seeds", "trained with", "timed by")
+NOTED = ("seeds", "timed by")
 # Units printed after the number, and units printed in the row's heading.
 SUFFIXES = {"%": "%", "x": "×", "M tokens": "M", "B tokens": "B"}
 HEADED = ("nat/token", "bit/character", "tok/s", "GiB", "ms")

@@ -6,7 +6,7 @@ import json
 import math
 import shlex
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import chain
 from operator import attrgetter
 from pathlib import Path
@@ -35,9 +35,12 @@ def build(campaign: plan.Campaign, out: Path, published: bool) -> None:
     published: read only results/published; otherwise only the campaign's own folder. Raises
     InputError if a record is damaged.
     """
-    # The user's choices, or None in a report of shipped records. Switches are on by default.
+    # The choices that the printed commands take, and whether they make the user's runs again.
     choices = {k: v for k, v in campaign.settings.items() if k != "settings" and v is not True}
-    settings, choices = campaign.columns, None if published else choices
+    own = {run.hash for run in campaign.runs} - {*campaign.shipped()}
+    again = not published and bool(own)
+    choices = choices if again else choices | {"published": "false"}
+    settings = campaign.columns
     stored = [data.load(setting, published, campaign) for setting in settings]
     cells = table.cells(stored, tables.EVERY)
     judged = [claims.judge(cells[cells["setting"] == r.setting.name], r) for r in stored]
@@ -64,7 +67,7 @@ def build(campaign: plan.Campaign, out: Path, published: bool) -> None:
         "study.html": {"sections": list(map(_section, sections))},
         "assumptions.html": {"assumptions": list(assumptions(campaign))},
         "records.html": {
-            "groups": list(run_groups(campaign.name, choices)),
+            "groups": list(run_groups(campaign, choices, own, published)),
             "systems": list(chain(*systems)),
         },
         "index.html": {
@@ -75,7 +78,7 @@ def build(campaign: plan.Campaign, out: Path, published: bool) -> None:
             "claims": by_claim,
             "miniature": miniature,
             "losses": overview.losses(runs),
-            "again": command(campaign.name, choices),
+            "again": command(choices, again),
         },
     }
     pages = {name: content for name, content in pages.items() if any(content.values())}
@@ -116,21 +119,17 @@ def _write_pages(pages: Mapping[str, Mapping[str, Any]], out: Path, **context: A
         (out / name).write_text(text, encoding="utf-8")
 
 
-def command(campaign: str, choices: Mapping | None, run: str = "") -> str:
-    """Return the command that makes a campaign's runs again, or one run.
+def command(choices: Mapping, again: bool, run: str = "") -> str:
+    """Return the command that makes a campaign's runs, or one run.
 
-    choices: the user's, whose own runs are made again by force; None: shipped runs, which
-    published=false ignores.
+    choices: of --config, with the campaign. again: force runs that are already there.
     """
-    file = f"{records.RESULTS}/{campaign}/runs/{run}/run.parquet" if run else ""
-    again = [] if choices is None else ["-R", file or "train"]
-    target = ["--", file if choices is None else "all"] if run else []
-    given = {"published": "false"} if choices is None else choices
-    given = {"campaign": [campaign]} | {
-        k: v if isinstance(v, list) else [v] for k, v in given.items()
-    }
-    config = [f"{key}={','.join(map(str, values))}" for key, values in given.items()]
-    return shlex.join(["snakemake", "--cores", "all", *again, "--config", *config, *target])
+    file = f"{records.RESULTS}/{choices['campaign']}/runs/{run}/run.parquet" if run else ""
+    force = ["-R", file or "train"] if again else []
+    target = ["--", "all" if again else file] if run else []
+    lists = {k: v if isinstance(v, list) else [v] for k, v in choices.items()}
+    config = [f"{key}={','.join(map(str, values))}" for key, values in lists.items()]
+    return shlex.join(["snakemake", "--cores", "all", *force, "--config", *config, *target])
 
 
 def _claim(judged: Sequence[claims.Judged]) -> dict[str, Any]:
@@ -206,21 +205,29 @@ def _option(value: Any) -> str:
     return json.dumps(value).strip('"')
 
 
-def run_groups(campaign: str, choices: Mapping | None) -> Iterator[dict[str, Any]]:
-    """Yield training runs by campaign, with the command for the first one.
+def run_groups(
+    campaign: plan.Campaign, choices: Mapping, own: Collection[str], published: bool
+) -> Iterator[dict[str, Any]]:
+    """Yield training runs by campaign, with the command for one of them.
 
-    choices: as in `command`; None: list the shipped runs of every campaign.
+    choices: as in `command`. own: hashes of runs that only the user has; if there are any, the
+    command makes the first of them again. published: list the shipped runs of every campaign.
     """
-    root = records.PUBLISHED if choices is None else records.RESULTS
-    shipped = root.glob("*/runs.parquet") if choices is None else ()
-    for name in dict.fromkeys([campaign, *sorted(path.parent.name for path in shipped)]):
+    root = records.PUBLISHED if published else records.RESULTS
+    shipped = sorted(path.parent.name for path in root.glob("*/runs.parquet")) if published else ()
+    for name in dict.fromkeys([campaign.name, *shipped]):
         runs = records.read(root / name / "runs.parquet", "runs")
+        if runs.empty:
+            continue
         names = runs[fair.RUN].astype(str).agg("/".join, axis=1)
         anchors = data.anchors(Setting(name), "runs", runs.assign(own_scale=runs["scale"]))
         runs = runs.assign(name=names, anchor=anchors)
+        again = not published and bool(own)
+        made = runs[runs["hash"].isin(own)] if again else runs
+        of_campaign = {"campaign": name, "published": "false"} if published else choices
         planned = (CONFIG.parent / "config" / f"{name}.yaml").exists()
-        again = command(name, choices, runs["name"].iloc[0]) if planned and len(runs) else ""
-        yield {"name": name, "rows": runs.to_dict("records"), "again": again}
+        text = command(of_campaign, again, made["name"].iloc[0]) if planned else ""
+        yield {"name": name, "rows": runs.to_dict("records"), "again": text}
 
 
 def system_records(stored: Records) -> Iterator[dict[str, Any]]:

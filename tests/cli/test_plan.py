@@ -221,9 +221,12 @@ def test_a_wrong_choice_is_refused_in_a_line(choices: dict, message: str) -> Non
         ("base: smok", "unknown campaign 'smok' (base of mine); did you mean 'smoke'?"),
         ("base: mine", "base 'mine' leads back to itself"),
         ("base: smoke\nvariations: {x: {corpus: y}}", "there is no corpus 'y'"),
-        ("base: smoke\ncorpora: {y: {path: y}}", "has `corpus: y`; choose among sample"),
-        ("base: books\ncorpora: {y: {path: y}}\ncorpus: y", "choose among tinystories, smollm"),
-        ("base: smoke\ncorpora: {smaple: {train_tokens: 9}}", "did you mean 'sample'?"),
+        ("base: smoke\ncorpora: {y: {path: y}}", "no scale reads it; they read sample"),
+        ("base: books\ncorpora: {y: {path: y}}\ncorpus: y", "they read tinystories, smollm"),
+        (
+            "base: smoke\ncorpora: {smaple: {train_tokens: 9}}",
+            "no scale reads it; they read sample",
+        ),
         ("base: smoke\nvariations: {x: {heads: 7}}", "not divisible by 7 heads"),
         ("base: smoke\nvariations: {x: {micro: 3}}", "512 is not a multiple of micro 3 x"),
         (
@@ -238,6 +241,7 @@ def test_a_wrong_choice_is_refused_in_a_line(choices: dict, message: str) -> Non
         (f"base: smoke\ncolumns: {[{'variation': 'gpt2'}] * 5}", "List should have at most 4"),
         ("base: smoke\nlength: {scales: [30M-min]}", "no scale '30M-min'; did you mean '30M-mini'"),
         ("base: smoke\nsystems: {matched: {batches: {x: [8, 1]}}}", "batches.x: there is no scale"),
+        ("base: tiny\ndiagnosed: [no-count]", "no scale trains no-count; choose among mha, full"),
         ("base: smoke\ndiagnosed: [hybrid]", "diagnosed.0: 'hybrid' should be 'mha', 'full', "),
         ("base: smoke\nscales: {10M-mini: null, 30M-mini: null, 100M-mini: null}", "no run left"),
         ("base: smoke\nmicro: 4\nmicro: 4\n", "mine.yaml line 3 is not YAML: the key 'micro'"),

@@ -1,4 +1,4 @@
-"""The site of shipped records: pages, links, commands, and what JavaScript opens."""
+"""The site of shipped records: pages, links, commands, and what a link opens."""
 
 import re
 import shlex
@@ -91,8 +91,10 @@ def choice_of(command: str) -> tuple[list[str], dict[str, str]]:
     return words[:at], {k: v for k, _, v in (word.partition("=") for word in words[at + 1 :])}
 
 
-def test_a_command_makes_again_exactly_the_first_run() -> None:
-    groups = {group["name"]: group for group in site.run_groups("books", None)}
+def test_a_command_makes_exactly_a_shipped_run() -> None:
+    books = plan.load({"campaign": "books"})
+    shipped = site.run_groups(books, {}, own=(), published=True)
+    groups = {group["name"]: group for group in shipped}
     assert groups.keys() >= {CAMPAIGN, "books"}
     assert not groups["conversion"]["again"]  # its campaign no longer exists
     for name in set(groups) - {"conversion"}:
@@ -112,11 +114,18 @@ def test_every_shipped_run_has_a_row(built: Path) -> None:
         assert set(records.read(path, "runs")["hash"]) <= rows, path
 
 
+def test_a_campaign_without_runs_lists_none(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(records, "RESULTS", tmp_path)
+    records.write(tmp_path / "tiny" / "runs.parquet", "runs", [])
+    linear = plan.load({"campaign": "tiny", "variants": "linear"})
+    assert not list(site.run_groups(linear, {}, own=(), published=False))
+
+
 def test_a_command_has_the_choices_of_the_user() -> None:
     choices = {"campaign": "tiny", "seeds": [42, 43], "vary": "learning_rate=2e-2 layers=4"}
-    words, choice = choice_of(site.command("tiny", choices))
+    words, choice = choice_of(site.command(choices, again=True))
     assert words[3:] == ["-R", "train"] and choice == choices | {"seeds": "42,43"}
-    words, choice = choice_of(site.command("tiny", choices, "10M-mini/base/mha/42"))
+    words, choice = choice_of(site.command(choices, True, "10M-mini/base/mha/42"))
     assert words[3:] == ["-R", "results/tiny/runs/10M-mini/base/mha/42/run.parquet"]
     assert list(choice)[-2:] == ["--", "all"]
 
@@ -174,7 +183,7 @@ in_a_browser = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
 
 
 def browsed(address: str) -> str:
-    """The document at an address after its scripts have run."""
+    """The document at an address, as Chromium shows it."""
     flags = ["--headless", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files"]
     command = [CHROMIUM, *flags, "--virtual-time-budget=2000", "--dump-dom", address]
     return subprocess.check_output(command, stderr=subprocess.PIPE, text=True, timeout=60)

@@ -53,7 +53,7 @@ def test_at_30m_three_rates_of_one_seed_give_the_minimum():
 
     rate, _ = fair.best_rate(runs_at(RATES[1:4], [142], nll, "30M"))
     assert rate == pytest.approx(1.1e-3)
-    for edge in (RATES[:2], RATES[:3][::-1]):  # the best rate is the last one tried
+    for edge in (RATES[:2], RATES[2:]):  # the best rate is the highest or the lowest
         assert fair.best_rate(runs_at(edge, [142], nll, "30M"))[0] is None
 
 

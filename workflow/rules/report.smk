@@ -1,4 +1,4 @@
-SOURCES = (".py", ".csv", ".j2", ".css", ".js", ".mplstyle")
+SOURCES = (".py", ".csv", ".j2", ".mplstyle")
 REPORT = sorted(path for path in Path("report").rglob("*") if path.suffix in SOURCES)
 SHIPPED = records.PUBLISHED / CAMPAIGN.name
 
