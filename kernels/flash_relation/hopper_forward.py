@@ -15,43 +15,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from relation.kernels.flash_relation.hopper_tiles import (
-    BLOCK,
-    LN_2,
-    LOG2_E,
-    allocate_ring,
-    allocate_tiles,
-    allocate_work,
-    await_scores,
-    await_slot,
-    await_sum,
-    begin_scores,
-    begin_sum,
-    bound_of,
-    end_work,
-    factors,
-    fetch,
-    hand_over,
-    join_sums,
-    leave,
-    leave_slot,
-    next_block,
-    next_stage,
-    no_product,
-    only_seen,
-    partial_sums,
-    pass_by,
-    place_of,
-    products,
-    receive,
-    scale_tile,
-    scan_of,
-    send,
-    sigmoid,
-    slot_of,
-    tanh,
-    tile_at,
-)
+from relation.kernels.flash_relation import hopper_tiles as hp
+from relation.kernels.flash_relation.hopper_tiles import BLOCK, LN_2, LOG2_E
 
 
 @gluon.jit
@@ -72,39 +37,39 @@ def _producer(
     turn = 0
     block = gl.program_id(0)
     while block < all_blocks:
-        head, place = place_of(block, heads, blocks)
+        head, place = hp.place_of(block, heads, blocks)
         b, h = head // H, head % H
         # The last rows have the longest history, so they start first.
         i_block = (blocks - 1 - place) * (BLOCK * GROUPS)
         # Wait until all consumers have left the slot. The tiles of p1 then complete `ready`.
-        slot = slot_of(turn, SLOTS)
-        await_slot(free, turn, SLOTS)
-        hand_over(work, slot, b, h, i_block, block)
+        slot = hp.slot_of(turn, SLOTS)
+        hp.await_slot(free, turn, SLOTS)
+        hp.hand_over(work, slot, b, h, i_block, block)
         mbarrier.expect(ready.index(slot), TILE * GROUPS)
         for g in gl.static_range(GROUPS):
             at = slot * GROUPS + g
-            fetch(p1_tiles, b, h, i_block + BLOCK * g, p1, at, ready.index(slot))
-        first, whole = scan_of(documents, b, i_block, False)
+            hp.fetch(p1_tiles, b, h, i_block + BLOCK * g, p1, at, ready.index(slot))
+        first, whole = hp.scan_of(documents, b, i_block, False)
         for step in range(first, whole + GROUPS):
             # Wait until all consumers have left the stage. p2 and info then complete `full`.
             mbarrier.wait(empty.index(stage), phase)
             mbarrier.expect(full.index(stage), 2 * TILE)
-            fetch(p2_tiles, b, h // MEMBERS, step * BLOCK, p2, stage, full.index(stage))
-            fetch(info_tiles, b, h // MEMBERS, step * BLOCK, info, stage, full.index(stage))
-            stage, phase = next_stage(stage, phase, STAGES)
+            hp.fetch(p2_tiles, b, h // MEMBERS, step * BLOCK, p2, stage, full.index(stage))
+            hp.fetch(info_tiles, b, h // MEMBERS, step * BLOCK, info, stage, full.index(stage))
+            stage, phase = hp.next_stage(stage, phase, STAGES)
         turn += 1
-        block = next_block(counter)
-    end_work(work, ready, free, turn, SLOTS)
+        block = hp.next_block(counter)
+    hp.end_work(work, ready, free, turn, SLOTS)
 
 
 @gluon.jit
 def _exponents(u, SCALE: gl.constexpr, SCALED: gl.constexpr):
     """Return E log2(e). u: the scores as U / 2 if SCALED, else as U sqrt(D)."""
     if SCALED:
-        return u * (tanh(u) * LOG2_E + LOG2_E)
+        return u * (hp.tanh(u) * LOG2_E + LOG2_E)
     else:
         h2 = u * (0.5 * LOG2_E * SCALE)
-        return h2 * tanh(u * (0.5 * SCALE)) + h2
+        return h2 * hp.tanh(u * (0.5 * SCALE)) + h2
 
 
 @gluon.jit
@@ -117,7 +82,7 @@ def _consumer(
     _, _, _, H, documents = sizes
     p1, p2, info, full, empty, ready, free, work = memory
     DTYPE: gl.constexpr = p1[0].dtype
-    S: gl.constexpr = products(BLOCK)
+    S: gl.constexpr = hp.products(BLOCK)
     # Tiles that every row sees need no mask. They get a separate loop if registers suffice for it.
     SPLIT: gl.constexpr = documents is not None and REST == 0
     lam = gl.load(lam)
@@ -125,84 +90,89 @@ def _consumer(
     stage = STAGES - 1
     phase = 1
     turn = 0
-    w = gl.zeros([BLOCK, BLOCK], DTYPE, factors(WIDE))
-    z = no_product(WIDE)
-    z_rest = no_product(REST) if REST > 0 else z
-    b, h, i_block = receive(work, ready, turn, SLOTS)
+    w = gl.zeros([BLOCK, BLOCK], DTYPE, hp.factors(WIDE))
+    z = hp.no_product(WIDE)
+    z_rest = hp.no_product(REST) if REST > 0 else z
+    b, h, i_block = hp.receive(work, ready, turn, SLOTS)
     while b >= 0:
         # The block's rows of p1 have arrived (`receive` waited for `ready`): (BLOCK, D).
-        slot = slot_of(turn, SLOTS)
+        slot = hp.slot_of(turn, SLOTS)
         place = slot * GROUPS + ME
         i_start = i_block + BLOCK * ME
-        p1_i = tile_at(p1, place)
+        p1_i = hp.tile_at(p1, place)
         if SCALED:
-            scale_tile(p1_i[0], 0.5 * SCALE)
-        leave_slot(free, slot, turn, SLOTS, False)
-        history = partial_sums(gl.zeros([BLOCK, BLOCK], gl.float32, S))
-        first, whole = scan_of(documents, b, i_start, SPLIT)
-        start_i = bound_of(documents, b, i_start + gl.arange(0, BLOCK, gl.SliceLayout(1, S)))
+            hp.scale_tile(p1_i[0], 0.5 * SCALE)
+        hp.leave_slot(free, slot, turn, SLOTS, False)
+        history = hp.partial_sums(gl.zeros([BLOCK, BLOCK], gl.float32, S))
+        first, whole = hp.scan_of(documents, b, i_start, SPLIT)
+        start_i = hp.bound_of(documents, b, i_start + gl.arange(0, BLOCK, gl.SliceLayout(1, S)))
         for WHOLE in gl.static_range(2 if SPLIT else 1):
             for step in range(whole if WHOLE else first, i_start // BLOCK if WHOLE else whole):
                 # Wait for TMA, then form the scores P1 P2^T of a tile (BLOCK, BLOCK).
                 before = stage
-                stage, phase = next_stage(stage, phase, STAGES)
+                stage, phase = hp.next_stage(stage, phase, STAGES)
                 mbarrier.wait(full.index(stage), phase)
-                u = begin_scores(p1_i, tile_at(p2, stage), REST)
-                u, w, z, z_rest = await_scores(
-                    u, w, tile_at(info, before), z, z_rest, step > first + 1, 0, REST, GROUPS
+                u = hp.begin_scores(p1_i, hp.tile_at(p2, stage), REST)
+                u, w, z, z_rest = hp.await_scores(
+                    u, w, hp.tile_at(info, before), z, z_rest, step > first + 1, 0, REST, GROUPS
                 )
                 # One group: z += W I of the previous step has ended too, so its stage is released.
                 if GROUPS == 1 and step > first:
-                    leave(empty.index(before))
+                    hp.leave(empty.index(before))
                 # W_ij = exp(E_ij); l += sum of W_ij over j.
                 e2 = _exponents(u, SCALE, SCALED)
                 weight = gl.exp2(
-                    only_seen(e2, None if WHOLE else documents, start_i, step * BLOCK, False)
+                    hp.only_seen(e2, None if WHOLE else documents, start_i, step * BLOCK, False)
                 )
-                history += partial_sums(weight)
+                history += hp.partial_sums(weight)
                 # Several groups: the previous step's z += W I, begun in `await_scores`, ends here.
                 if GROUPS > 1:
-                    weight, w, z, z_rest = await_sum(weight, w, z, z_rest, REST)
+                    weight, w, z, z_rest = hp.await_sum(weight, w, z, z_rest, REST)
                     if step > first:
-                        leave(empty.index(before))
-                w = gl.convert_layout(weight.to(DTYPE), factors(WIDE))
+                        hp.leave(empty.index(before))
+                w = gl.convert_layout(weight.to(DTYPE), hp.factors(WIDE))
                 # One group begins z += W I (BLOCK, D) now; the next step waits for it.
                 if GROUPS == 1:
-                    z, z_rest = begin_sum(w, tile_at(info, stage), z, z_rest, step > first, REST)
+                    z, z_rest = hp.begin_sum(
+                        w, hp.tile_at(info, stage), z, z_rest, step > first, REST
+                    )
 
         # The diagonal: the same waits, with history j < i and Self j = i in one tile.
         before = stage
-        stage, phase = next_stage(stage, phase, STAGES)
+        stage, phase = hp.next_stage(stage, phase, STAGES)
         mbarrier.wait(full.index(stage), phase)
-        u = begin_scores(p1_i, tile_at(p2, stage), REST)
-        u, w, z, z_rest = await_scores(
-            u, w, tile_at(info, before), z, z_rest, i_start > first * BLOCK + BLOCK, 0, REST, GROUPS
+        u = hp.begin_scores(p1_i, hp.tile_at(p2, stage), REST)
+        more = i_start > first * BLOCK + BLOCK
+        u, w, z, z_rest = hp.await_scores(
+            u, w, hp.tile_at(info, before), z, z_rest, more, 0, REST, GROUPS
         )
         if GROUPS == 1 and i_start > first * BLOCK:
-            leave(empty.index(before))
+            hp.leave(empty.index(before))
         j = gl.expand_dims(gl.arange(0, BLOCK, gl.SliceLayout(0, S)), 0)
         i = gl.arange(0, BLOCK, gl.SliceLayout(1, S))
         own = j == gl.expand_dims(i, 1)
         # Self: S_i = sigma(U_ii / tau); its weight is exp(S_i + lam log i), i from 1 per document.
         u_self = gl.sum(gl.where(own, u, 0.0), 1)
-        s = sigmoid(u_self * (2.0 / tau if SCALED else SCALE / tau))
+        s = hp.sigmoid(u_self * (2.0 / tau if SCALED else SCALE / tau))
         self2 = s * LOG2_E + lam * gl.log2((i_start + i - start_i + 1).to(gl.float32))
         # Without history only Self is left. Any weight divides out; 1 does so exactly.
         self2 = gl.where(i_start + i == start_i, 0.0, self2)
-        e2 = only_seen(_exponents(u, SCALE, SCALED), documents, start_i, i_start, False)
+        e2 = hp.only_seen(_exponents(u, SCALE, SCALED), documents, start_i, i_start, False)
         weight = gl.exp2(gl.where(j < gl.expand_dims(i, 1), e2, float("-inf")))
-        history += partial_sums(weight)
+        history += hp.partial_sums(weight)
         if TRANSPORT_SELF:
             weight = gl.where(own, gl.exp2(gl.expand_dims(self2, 1)), weight)
         if GROUPS > 1:
-            weight, w, z, z_rest = await_sum(weight, w, z, z_rest, REST)
+            weight, w, z, z_rest = hp.await_sum(weight, w, z, z_rest, REST)
             if i_start > first * BLOCK:
-                leave(empty.index(before))
-        w = gl.convert_layout(weight.to(DTYPE), factors(WIDE))
-        z, z_rest = begin_sum(w, tile_at(info, stage), z, z_rest, i_start > first * BLOCK, REST)
+                hp.leave(empty.index(before))
+        w = gl.convert_layout(weight.to(DTYPE), hp.factors(WIDE))
+        z, z_rest = hp.begin_sum(
+            w, hp.tile_at(info, stage), z, z_rest, i_start > first * BLOCK, REST
+        )
 
         # A - S = log l_i - (S + lam log i), and n = log2(l_i + Self's weight), each (BLOCK,).
-        l_i = join_sums(history)
+        l_i = hp.join_sums(history)
         l_all = l_i + gl.exp2(self2)
         share = 1.0 / l_all
         i = i_start + gl.arange(0, BLOCK, gl.SliceLayout(1, S))
@@ -216,22 +186,24 @@ def _consumer(
         else:
             y_i, w = warpgroup_mma_wait(0, deps=[z, w])
         z = warpgroup_mma_init(y_i)
-        leave(empty.index(stage))
+        hp.leave(empty.index(stage))
         # Y = z / l overwrites p1 in the slot, and TMA stores it from there.
-        y_i *= gl.expand_dims(gl.convert_layout(share, gl.SliceLayout(1, products(WIDE))), 1)
+        y_i *= gl.expand_dims(gl.convert_layout(share, gl.SliceLayout(1, hp.products(WIDE))), 1)
         p1_i[0].store(y_i.to(DTYPE))
         if REST > 0:
-            y_rest *= gl.expand_dims(gl.convert_layout(share, gl.SliceLayout(1, products(REST))), 1)
+            y_rest *= gl.expand_dims(
+                gl.convert_layout(share, gl.SliceLayout(1, hp.products(REST))), 1
+            )
             p1_i[1].store(y_rest.to(DTYPE))
         fence_async_shared()
-        send(y_tiles, b, h, i_start, p1, place)
+        hp.send(y_tiles, b, h, i_start, p1, place)
         # Only later groups need the remaining tiles.
         for _g in gl.static_range(ME + 1, GROUPS):
-            stage, phase = next_stage(stage, phase, STAGES)
-            pass_by(full, empty, stage, phase)
-        leave_slot(free, slot, turn, SLOTS, True)
+            stage, phase = hp.next_stage(stage, phase, STAGES)
+            hp.pass_by(full, empty, stage, phase)
+        hp.leave_slot(free, slot, turn, SLOTS, True)
         turn += 1
-        b, h, i_block = receive(work, ready, turn, SLOTS)
+        b, h, i_block = hp.receive(work, ready, turn, SLOTS)
     tma.store_wait(0)
 
 
@@ -247,11 +219,11 @@ def hopper_forward_kernel(
     # torch.compile passes Python numbers in FP64, which would widen everything they touch.
     tau = gl.cast(tau, gl.float32)
     tiles = (p1_tiles, p1_rests), (p2_tiles, p2_rests), (info_tiles, info_rests)
-    p1 = allocate_tiles(SLOTS * GROUPS, tiles[0])
-    p2, info = allocate_tiles(STAGES, tiles[1]), allocate_tiles(STAGES, tiles[2])
-    full, empty = allocate_ring(STAGES, GROUPS)
-    ready, free = allocate_ring(SLOTS, GROUPS)
-    memory = p1, p2, info, full, empty, ready, free, allocate_work()
+    p1 = hp.allocate_tiles(SLOTS * GROUPS, tiles[0])
+    p2, info = hp.allocate_tiles(STAGES, tiles[1]), hp.allocate_tiles(STAGES, tiles[2])
+    full, empty = hp.allocate_ring(STAGES, GROUPS)
+    ready, free = hp.allocate_ring(SLOTS, GROUPS)
+    memory = p1, p2, info, full, empty, ready, free, hp.allocate_work()
     sizes = heads, blocks, all_blocks, H, starts if starts is None else (starts, T)
     given = (y_tiles, y_rests), lam, gate_logit, log_norm, sizes, T, tau
     TILE: gl.constexpr = 2 * BLOCK * (WIDE + REST)

@@ -16,47 +16,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from relation.kernels.flash_relation.hopper_tiles import (
-    BLOCK,
-    LOG2_E,
-    allocate_ring,
-    allocate_row_numbers,
-    allocate_tiles,
-    allocate_work,
-    await_scores,
-    await_slot,
-    await_sum,
-    begin_scores,
-    begin_sum,
-    block_of,
-    bound_of,
-    end_work,
-    factors,
-    fetch,
-    fetch_row_numbers,
-    hand_over,
-    join_sums,
-    leave,
-    leave_slot,
-    next_block,
-    next_stage,
-    no_product,
-    only_seen,
-    partial_sums,
-    pass_by,
-    place_of,
-    products,
-    receive,
-    row_numbers,
-    scale_tile,
-    scan_of,
-    send,
-    send_row_numbers,
-    sigmoid,
-    slot_of,
-    tanh,
-    tile_at,
-)
+from relation.kernels.flash_relation import hopper_tiles as hp
+from relation.kernels.flash_relation.hopper_tiles import BLOCK, LOG2_E
 
 
 @gluon.jit
@@ -79,47 +40,47 @@ def _producer(
     turn = 0
     block = gl.program_id(0)
     while block < all_blocks:
-        head, place = place_of(block, heads, blocks)
+        head, place = hp.place_of(block, heads, blocks)
         b, h = head // H, head % H
         # The last rows have the longest history, so they start first.
         i_block = (blocks - 1 - place) * (BLOCK * GROUPS)
         # Wait until all consumers have left the slot. p1, dY, n and A - S then complete `ready`.
-        slot = slot_of(turn, SLOTS)
+        slot = hp.slot_of(turn, SLOTS)
         arrival = ready.index(slot)
-        await_slot(free, turn, SLOTS)
-        hand_over(work, slot, b, h, i_block, block)
+        hp.await_slot(free, turn, SLOTS)
+        hp.hand_over(work, slot, b, h, i_block, block)
         mbarrier.expect(arrival, (2 * TILE + 2 * 4 * BLOCK) * GROUPS)
         for g in gl.static_range(GROUPS):
             at = slot * GROUPS + g
             i_start = i_block + BLOCK * g
-            fetch(p1_tiles, b, h, i_start, p1, at, arrival)
-            fetch(dy_tiles, b, h, i_start, dy, at, arrival)
-            fetch_row_numbers(norm_tiles, head, i_start, norms, at, arrival)
-            fetch_row_numbers(logit_tiles, head, i_start, logits, at, arrival)
+            hp.fetch(p1_tiles, b, h, i_start, p1, at, arrival)
+            hp.fetch(dy_tiles, b, h, i_start, dy, at, arrival)
+            hp.fetch_row_numbers(norm_tiles, head, i_start, norms, at, arrival)
+            hp.fetch_row_numbers(logit_tiles, head, i_start, logits, at, arrival)
         # Each stage, first Y's, is refilled after all consumers have left it.
         mbarrier.wait(empty.index(stage), phase)
         mbarrier.expect(full.index(stage), TILE * GROUPS)
-        fetch(y_tiles, b, h, i_block, p2, stage, full.index(stage))
+        hp.fetch(y_tiles, b, h, i_block, p2, stage, full.index(stage))
         if GROUPS > 1:
-            fetch(y_tiles, b, h, i_block + BLOCK, info, stage, full.index(stage))
-        stage, phase = next_stage(stage, phase, STAGES)
-        first, whole = scan_of(documents, b, i_block, False)
+            hp.fetch(y_tiles, b, h, i_block + BLOCK, info, stage, full.index(stage))
+        stage, phase = hp.next_stage(stage, phase, STAGES)
+        first, whole = hp.scan_of(documents, b, i_block, False)
         for step in range(first, whole + GROUPS):
             mbarrier.wait(empty.index(stage), phase)
             mbarrier.expect(full.index(stage), 2 * TILE)
-            fetch(p2_tiles, b, h // MEMBERS, step * BLOCK, p2, stage, full.index(stage))
-            fetch(info_tiles, b, h // MEMBERS, step * BLOCK, info, stage, full.index(stage))
-            stage, phase = next_stage(stage, phase, STAGES)
+            hp.fetch(p2_tiles, b, h // MEMBERS, step * BLOCK, p2, stage, full.index(stage))
+            hp.fetch(info_tiles, b, h // MEMBERS, step * BLOCK, info, stage, full.index(stage))
+            stage, phase = hp.next_stage(stage, phase, STAGES)
         turn += 1
-        block = next_block(counters)
-    end_work(work, ready, free, turn, SLOTS)
+        block = hp.next_block(counters)
+    hp.end_work(work, ready, free, turn, SLOTS)
 
 
 @gluon.jit
 def _mean_h(y, dy):
     """Return G_i . Y_i, summed over the columns of the tiles y and dy."""
-    both = dy.load(factors(BLOCK)).to(gl.float32) * y.load(factors(BLOCK)).to(gl.float32)
-    return gl.convert_layout(gl.sum(both, 1), gl.SliceLayout(1, products(BLOCK)))
+    both = dy.load(hp.factors(BLOCK)).to(gl.float32) * y.load(hp.factors(BLOCK)).to(gl.float32)
+    return gl.convert_layout(gl.sum(both, 1), gl.SliceLayout(1, hp.products(BLOCK)))
 
 
 @gluon.jit
@@ -132,7 +93,7 @@ def _consumer(
     _, _, _, H, documents = sizes
     p1, dy, p2, info, norms, logits, means, full, empty, ready, free, work = memory
     DTYPE: gl.constexpr = p1[0].dtype
-    S: gl.constexpr = products(BLOCK)
+    S: gl.constexpr = hp.products(BLOCK)
     # Tiles that every row sees have a separate loop, without a mask.
     SPLIT: gl.constexpr = documents is not None
     HALF_SCALE: gl.constexpr = 0.5 * SCALE
@@ -141,20 +102,20 @@ def _consumer(
     stage = 0
     phase = 0
     turn = 0
-    du = gl.zeros([BLOCK, BLOCK], DTYPE, factors(WIDE))
-    dp1_i = no_product(WIDE)
-    dp1_rest = no_product(REST) if REST > 0 else dp1_i
-    b, h, i_block = receive(work, ready, turn, SLOTS)
+    du = gl.zeros([BLOCK, BLOCK], DTYPE, hp.factors(WIDE))
+    dp1_i = hp.no_product(WIDE)
+    dp1_rest = hp.no_product(REST) if REST > 0 else dp1_i
+    b, h, i_block = hp.receive(work, ready, turn, SLOTS)
     while b >= 0:
         # p1 and G = dY (BLOCK, D) and n (BLOCK,) have arrived (`receive`); Y comes in a stage.
-        slot = slot_of(turn, SLOTS)
+        slot = hp.slot_of(turn, SLOTS)
         place = slot * GROUPS + ME
         i_start = i_block + BLOCK * ME
-        p1_i = tile_at(p1, place)
-        dy_i = tile_at(dy, place)
-        norm_i = row_numbers(norms, place)
+        p1_i = hp.tile_at(p1, place)
+        dy_i = hp.tile_at(dy, place)
+        norm_i = hp.row_numbers(norms, place)
         mbarrier.wait(full.index(stage), phase)
-        y_i = tile_at(p2 if ME == 0 else info, stage)
+        y_i = hp.tile_at(p2 if ME == 0 else info, stage)
         mean_h_i = _mean_h(y_i[0], dy_i[0])
         if REST > 0:
             mean_h_i += _mean_h(y_i[1], dy_i[1])
@@ -162,37 +123,37 @@ def _consumer(
         means.index(place).reshape([BLOCK]).store(-mean_h_i)
         norms.index(place).reshape([BLOCK]).store(-norm_i)
         if SCALED:
-            scale_tile(p1_i[0], HALF_SCALE)
+            hp.scale_tile(p1_i[0], HALF_SCALE)
         norm_i, mean_h_i = gl.expand_dims(norm_i, 1), gl.expand_dims(mean_h_i, 1)
-        history = partial_sums(gl.zeros([BLOCK, BLOCK], gl.float32, S))
-        leave_slot(free, slot, turn, SLOTS, False)
+        history = hp.partial_sums(gl.zeros([BLOCK, BLOCK], gl.float32, S))
+        hp.leave_slot(free, slot, turn, SLOTS, False)
 
-        first, whole = scan_of(documents, b, i_start, SPLIT)
-        start_i = bound_of(documents, b, i_start + gl.arange(0, BLOCK, gl.SliceLayout(1, S)))
+        first, whole = hp.scan_of(documents, b, i_start, SPLIT)
+        start_i = hp.bound_of(documents, b, i_start + gl.arange(0, BLOCK, gl.SliceLayout(1, S)))
         for WHOLE in gl.static_range(2 if SPLIT else 1):
             for step in range(whole if WHOLE else first, i_start // BLOCK if WHOLE else whole):
                 # U = P1 P2^T and H = G I^T of a tile (BLOCK, BLOCK), in this order.
                 before = stage
-                stage, phase = next_stage(stage, phase, STAGES)
+                stage, phase = hp.next_stage(stage, phase, STAGES)
                 mbarrier.wait(full.index(stage), phase)
-                p2_j = tile_at(p2, stage)
-                u = begin_scores(p1_i, p2_j, REST)
-                h_ij = begin_scores(dy_i, tile_at(info, stage), REST)
-                u, du, dp1_i, dp1_rest = await_scores(
-                    u, du, tile_at(p2, before), dp1_i, dp1_rest, step > first + 1, PRODUCTS, REST,
-                    GROUPS,
+                p2_j = hp.tile_at(p2, stage)
+                u = hp.begin_scores(p1_i, p2_j, REST)
+                h_ij = hp.begin_scores(dy_i, hp.tile_at(info, stage), REST)
+                u, du, dp1_i, dp1_rest = hp.await_scores(
+                    u, du, hp.tile_at(p2, before), dp1_i, dp1_rest, step > first + 1, PRODUCTS,
+                    REST, GROUPS,
                 )  # fmt: skip
                 # One group: besides U, dP1 += dU P2 of the previous step has ended, so the stage
                 # before is released (in the first step it is Y's). H may still be pending.
                 if GROUPS == 1:
-                    leave(empty.index(before))
+                    hp.leave(empty.index(before))
                 # F_ij = 2^(E_ij log2(e) - n_i), from E = SiLU(U).
                 half_u = u if SCALED else u * HALF_SCALE
-                t = tanh(half_u)
+                t = hp.tanh(half_u)
                 e = half_u * t + half_u
                 log2_f = e * LOG2_E - norm_i
                 f = gl.exp2(
-                    only_seen(log2_f, None if WHOLE else documents, start_i, step * BLOCK, False)
+                    hp.only_seen(log2_f, None if WHOLE else documents, start_i, step * BLOCK, False)
                 )
                 # Wait for H, but with several groups not for the dP1 product begun after it.
                 if GROUPS > 1:
@@ -200,28 +161,28 @@ def _consumer(
                 else:
                     h_ij = warpgroup_mma_wait(0, deps=[h_ij])
                 # dE_ij = F_ij (H_ij - G_i . Y_i), and dU_ij = dE_ij (1 + t + E_ij (1 - t)) / 2.
-                history += partial_sums(f * h_ij)
+                history += hp.partial_sums(f * h_ij)
                 de = f * (h_ij - mean_h_i)
                 # du_ij is 2 dU_ij. The factor scale / 2 is applied once, to the sum.
                 du_ij = de * ((e - e * t) + t) + de
                 # Several groups: dP1 += dU P2 of the previous step ends here, and frees its stage.
                 if GROUPS > 1:
-                    du_ij, du, dp1_i, dp1_rest = await_sum(du_ij, du, dp1_i, dp1_rest, REST)
-                    leave(empty.index(before))
-                du = gl.convert_layout(du_ij.to(DTYPE), factors(WIDE))
+                    du_ij, du, dp1_i, dp1_rest = hp.await_sum(du_ij, du, dp1_i, dp1_rest, REST)
+                    hp.leave(empty.index(before))
+                du = gl.convert_layout(du_ij.to(DTYPE), hp.factors(WIDE))
                 if GROUPS == 1:
-                    dp1_i, dp1_rest = begin_sum(du, p2_j, dp1_i, dp1_rest, step > first, REST)
+                    dp1_i, dp1_rest = hp.begin_sum(du, p2_j, dp1_i, dp1_rest, step > first, REST)
 
         # The diagonal: U and H as above, but each group waits for both at once.
         before = stage
-        stage, phase = next_stage(stage, phase, STAGES)
+        stage, phase = hp.next_stage(stage, phase, STAGES)
         mbarrier.wait(full.index(stage), phase)
-        p2_j = tile_at(p2, stage)
-        u = begin_scores(p1_i, p2_j, REST)
-        h_ij = begin_scores(dy_i, tile_at(info, stage), REST)
+        p2_j = hp.tile_at(p2, stage)
+        u = hp.begin_scores(p1_i, p2_j, REST)
+        h_ij = hp.begin_scores(dy_i, hp.tile_at(info, stage), REST)
         if GROUPS > 1:
             more = i_start > first * BLOCK + BLOCK
-            dp1_i, dp1_rest = begin_sum(du, tile_at(p2, before), dp1_i, dp1_rest, more, REST)
+            dp1_i, dp1_rest = hp.begin_sum(du, hp.tile_at(p2, before), dp1_i, dp1_rest, more, REST)
             u, h_ij = warpgroup_mma_wait(PRODUCTS, deps=[u, h_ij])
         elif REST > 0:
             u, h_ij, dp1_i, dp1_rest, du = warpgroup_mma_wait(
@@ -230,9 +191,9 @@ def _consumer(
         else:
             u, h_ij, dp1_i, du = warpgroup_mma_wait(0, deps=[u, h_ij, dp1_i, du])
         if GROUPS == 1:
-            leave(empty.index(before))
+            hp.leave(empty.index(before))
         half_u = u if SCALED else u * HALF_SCALE
-        t = tanh(half_u)
+        t = hp.tanh(half_u)
         e = half_u * t + half_u
         j = gl.expand_dims(gl.arange(0, BLOCK, gl.SliceLayout(0, S)), 0)
         i = gl.arange(0, BLOCK, gl.SliceLayout(1, S))
@@ -240,33 +201,33 @@ def _consumer(
         past = j < gl.expand_dims(i, 1)
         u_self = gl.sum(gl.where(own, u, 0.0), 1)
         h_self = gl.sum(gl.where(own, h_ij, 0.0), 1)
-        log2_f = only_seen(e * LOG2_E - norm_i, documents, start_i, i_start, False)
+        log2_f = hp.only_seen(e * LOG2_E - norm_i, documents, start_i, i_start, False)
         f = gl.exp2(gl.where(past, log2_f, float("-inf")))
-        history += partial_sums(f * h_ij)
+        history += hp.partial_sums(f * h_ij)
         de = f * (h_ij - mean_h_i)
         du_ij = de * ((e - e * t) + t) + de
         # dA_i = (1 - g_i) (sum of F_ij H_ij over j < i, minus g_i H_ii), in FP32 from the scores as
         # in `portable.p1_kernel`; 1 - g = sigma(S - A) = F_ii. dS = -dA.
-        da = join_sums(history)
-        logit = row_numbers(logits, place)
+        da = hp.join_sums(history)
+        logit = hp.row_numbers(logits, place)
         if TRANSPORT_SELF:
-            da -= sigmoid(logit) * h_self
-        da *= sigmoid(-logit)
-        s = sigmoid(u_self * (2.0 / tau if SCALED else SCALE / tau))
+            da -= hp.sigmoid(logit) * h_self
+        da *= hp.sigmoid(-logit)
+        s = hp.sigmoid(u_self * (2.0 / tau if SCALED else SCALE / tau))
         du_self_i = -da * s * (1.0 - s) * (SCALE / tau)
         logits.index(place).reshape([BLOCK]).store(du_self_i)
         # dlam = -sum of dA_i log i. In rows past T, G is 0, and so is da.
         dlam = gl.sum(-da * gl.log((i_start + i - start_i + 1).to(gl.float32)), 0)
-        gl.store(dlam_partial + (block_of(work, slot) * GROUPS + ME), dlam)
+        gl.store(dlam_partial + (hp.block_of(work, slot) * GROUPS + ME), dlam)
         if SCALED:
             # No product reads these numbers, but the tests' check of fences takes them for a tile.
             fence_async_shared()
         du_ij = gl.where(own, gl.expand_dims(du_self_i * (2.0 / SCALE), 1), du_ij)
         if GROUPS > 1:
-            du_ij, du, dp1_i, dp1_rest = await_sum(du_ij, du, dp1_i, dp1_rest, REST)
-            leave(empty.index(before))
-        du = gl.convert_layout(du_ij.to(DTYPE), factors(WIDE))
-        dp1_i, dp1_rest = begin_sum(du, p2_j, dp1_i, dp1_rest, i_start > first * BLOCK, REST)
+            du_ij, du, dp1_i, dp1_rest = hp.await_sum(du_ij, du, dp1_i, dp1_rest, REST)
+            hp.leave(empty.index(before))
+        du = gl.convert_layout(du_ij.to(DTYPE), hp.factors(WIDE))
+        dp1_i, dp1_rest = hp.begin_sum(du, p2_j, dp1_i, dp1_rest, i_start > first * BLOCK, REST)
 
         # Wait for the diagonal's product and release its stage.
         if REST > 0:
@@ -275,25 +236,25 @@ def _consumer(
         else:
             sum_i, du = warpgroup_mma_wait(0, deps=[dp1_i, du])
         dp1_i = warpgroup_mma_init(sum_i)
-        leave(empty.index(stage))
-        stage, phase = next_stage(stage, phase, STAGES)
+        hp.leave(empty.index(stage))
+        stage, phase = hp.next_stage(stage, phase, STAGES)
         # dP1 overwrites p1 in the slot; TMA stores it and three rows of numbers from there.
         p1_i[0].store((sum_i * HALF_SCALE).to(DTYPE))
         if REST > 0:
             p1_i[1].store((sum_rest * HALF_SCALE).to(DTYPE))
         fence_async_shared()
-        send(dp1_tiles, b, h, i_start, p1, place)
+        hp.send(dp1_tiles, b, h, i_start, p1, place)
         sums_row = 3 * (b * H + h)
-        send_row_numbers(sums_tiles, sums_row, i_start, norms, place)
-        send_row_numbers(sums_tiles, sums_row + 1, i_start, means, place)
-        send_row_numbers(sums_tiles, sums_row + 2, i_start, logits, place)
+        hp.send_row_numbers(sums_tiles, sums_row, i_start, norms, place)
+        hp.send_row_numbers(sums_tiles, sums_row + 1, i_start, means, place)
+        hp.send_row_numbers(sums_tiles, sums_row + 2, i_start, logits, place)
         # Only the second group needs the last tile.
         for _g in gl.static_range(ME + 1, GROUPS):
-            pass_by(full, empty, stage, phase)
-            stage, phase = next_stage(stage, phase, STAGES)
-        leave_slot(free, slot, turn, SLOTS, True)
+            hp.pass_by(full, empty, stage, phase)
+            stage, phase = hp.next_stage(stage, phase, STAGES)
+        hp.leave_slot(free, slot, turn, SLOTS, True)
         turn += 1
-        b, h, i_block = receive(work, ready, turn, SLOTS)
+        b, h, i_block = hp.receive(work, ready, turn, SLOTS)
     tma.store_wait(0)
 
 
@@ -318,14 +279,14 @@ def hopper_p1_kernel(
     sizes = heads, blocks, all_blocks, H, starts if starts is None else (starts, T)
     given = (dp1_tiles, dp1_rests), sums_tiles, dlam_partial, sizes, tau
     OWNED: gl.constexpr = SLOTS * GROUPS
-    p1, dy = allocate_tiles(OWNED, tiles[0]), allocate_tiles(OWNED, tiles[1])
-    p2, info = allocate_tiles(STAGES, tiles[3]), allocate_tiles(STAGES, tiles[4])
-    norms = allocate_row_numbers(OWNED, norm_tiles)
-    logits = allocate_row_numbers(OWNED, logit_tiles)
-    means = allocate_row_numbers(OWNED, sums_tiles)
-    full, empty = allocate_ring(STAGES, GROUPS)
-    ready, free = allocate_ring(SLOTS, GROUPS)
-    memory = p1, dy, p2, info, norms, logits, means, full, empty, ready, free, allocate_work()
+    p1, dy = hp.allocate_tiles(OWNED, tiles[0]), hp.allocate_tiles(OWNED, tiles[1])
+    p2, info = hp.allocate_tiles(STAGES, tiles[3]), hp.allocate_tiles(STAGES, tiles[4])
+    norms = hp.allocate_row_numbers(OWNED, norm_tiles)
+    logits = hp.allocate_row_numbers(OWNED, logit_tiles)
+    means = hp.allocate_row_numbers(OWNED, sums_tiles)
+    full, empty = hp.allocate_ring(STAGES, GROUPS)
+    ready, free = hp.allocate_ring(SLOTS, GROUPS)
+    memory = p1, dy, p2, info, norms, logits, means, full, empty, ready, free, hp.allocate_work()
     TILE: gl.constexpr = 2 * BLOCK * (WIDE + REST)
     # Consumer 0 has the launch's own four warps, the producer one warp, consumer 1 four more.
     gl.warp_specialize(

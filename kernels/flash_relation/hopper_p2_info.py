@@ -15,41 +15,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from relation.kernels.flash_relation.hopper_tiles import (
-    BLOCK,
-    LOG2_E,
-    allocate_ring,
-    allocate_row_numbers,
-    allocate_tiles,
-    allocate_work,
-    await_slot,
-    await_sum,
-    begin_scores,
-    begin_sum,
-    bound_of,
-    end_work,
-    factors,
-    fetch,
-    fetch_row_numbers,
-    hand_over,
-    leave,
-    leave_slot,
-    leave_together,
-    next_block,
-    next_stage,
-    only_seen,
-    pass_by,
-    place_of,
-    products,
-    receive,
-    row_numbers,
-    scale_tile,
-    send,
-    sigmoid,
-    slot_of,
-    tanh,
-    tile_at,
-)
+from relation.kernels.flash_relation import hopper_tiles as hp
+from relation.kernels.flash_relation.hopper_tiles import BLOCK, LOG2_E
 
 
 @gluon.jit
@@ -75,18 +42,18 @@ def _producer(
     block = gl.program_id(0)
     while block < all_blocks:
         # The earliest history is read by the most rows, so it starts first.
-        shared, place = place_of(block, heads, blocks)
+        shared, place = hp.place_of(block, heads, blocks)
         b, h = shared // H, shared % H
         j_block = place * (BLOCK * GROUPS)
         # Wait until all consumers have left the slot. p2 and info then complete `ready`.
-        slot = slot_of(turn, SLOTS)
-        await_slot(free, turn, SLOTS)
-        hand_over(work, slot, b, h, j_block, block)
+        slot = hp.slot_of(turn, SLOTS)
+        hp.await_slot(free, turn, SLOTS)
+        hp.hand_over(work, slot, b, h, j_block, block)
         mbarrier.expect(ready.index(slot), 2 * TILE * GROUPS)
         for g in gl.static_range(GROUPS):
             at = slot * GROUPS + g
-            fetch(p2_tiles, b, h, j_block + BLOCK * g, p2, at, ready.index(slot))
-            fetch(info_tiles, b, h, j_block + BLOCK * g, info, at, ready.index(slot))
+            hp.fetch(p2_tiles, b, h, j_block + BLOCK * g, p2, at, ready.index(slot))
+            hp.fetch(info_tiles, b, h, j_block + BLOCK * g, info, at, ready.index(slot))
         if documents is not None:
             steps = _tiles_of_rows(documents, b, j_block)
         for member in range(MEMBERS):
@@ -99,37 +66,37 @@ def _producer(
                 mbarrier.wait(empty.index(stage), phase)
                 if step < GROUPS:
                     mbarrier.expect(arrival, 2 * TILE + 4 * NUMBERS)
-                    fetch_row_numbers(logit_tiles, head, i_start, logits, stage, arrival)
-                    fetch_row_numbers(sums_tiles, 3 * head + 2, i_start, selves, stage, arrival)
+                    hp.fetch_row_numbers(logit_tiles, head, i_start, logits, stage, arrival)
+                    hp.fetch_row_numbers(sums_tiles, 3 * head + 2, i_start, selves, stage, arrival)
                 else:
                     mbarrier.expect(arrival, 2 * TILE + 2 * NUMBERS)
-                fetch(p1_tiles, b, h * MEMBERS + member, i_start, p1, stage, arrival)
-                fetch(dy_tiles, b, h * MEMBERS + member, i_start, dy, stage, arrival)
-                fetch_row_numbers(sums_tiles, 3 * head, i_start, norms, stage, arrival)
-                fetch_row_numbers(sums_tiles, 3 * head + 1, i_start, means, stage, arrival)
-                stage, phase = next_stage(stage, phase, STAGES)
+                hp.fetch(p1_tiles, b, h * MEMBERS + member, i_start, p1, stage, arrival)
+                hp.fetch(dy_tiles, b, h * MEMBERS + member, i_start, dy, stage, arrival)
+                hp.fetch_row_numbers(sums_tiles, 3 * head, i_start, norms, stage, arrival)
+                hp.fetch_row_numbers(sums_tiles, 3 * head + 1, i_start, means, stage, arrival)
+                stage, phase = hp.next_stage(stage, phase, STAGES)
         turn += 1
-        block = next_block(counters + 1)
-    end_work(work, ready, free, turn, SLOTS)
+        block = hp.next_block(counters + 1)
+    hp.end_work(work, ready, free, turn, SLOTS)
 
 
 @gluon.jit
 def _tiles_of_rows(documents, b, j_start):
     """Return how many tiles of rows see history of the block at j_start."""
-    end = bound_of(documents, b, j_start + BLOCK - 1)
+    end = hp.bound_of(documents, b, j_start + BLOCK - 1)
     return (end - j_start + BLOCK - 1) // BLOCK
 
 
 @gluon.jit
 def _along(numbers, stage):
     """Return the numbers of a stage's rows, one per column of the transposed scores."""
-    return gl.expand_dims(row_numbers(numbers, stage, 0), 0)
+    return gl.expand_dims(hp.row_numbers(numbers, stage, 0), 0)
 
 
 @gluon.jit
 def _down(numbers, stage):
     """Return a stage's numbers, one per row of the transposed scores, a token of the block."""
-    return gl.expand_dims(row_numbers(numbers, stage, 1), 1)
+    return gl.expand_dims(hp.row_numbers(numbers, stage, 1), 1)
 
 
 @gluon.jit
@@ -148,7 +115,7 @@ def _scan_head(
     tiles, whole, documents, end_j = seen
     _, _, p1, dy, norms, means, logits, selves, full, empty, _, _, _ = memory
     DTYPE: gl.constexpr = p1[0].dtype
-    S: gl.constexpr = products(BLOCK)
+    S: gl.constexpr = hp.products(BLOCK)
     HALF_SCALE: gl.constexpr = 0.5 * SCALE
     # wgmma products per U, per H and per gradient: one for each tile of columns.
     PRODUCTS: gl.constexpr = 2 if REST > 0 else 1
@@ -164,52 +131,52 @@ def _scan_head(
 
     # Rows before this group's history do not see it.
     for _g in gl.static_range(ME):
-        pass_by(full, empty, stage, phase)
-        stage, phase = next_stage(stage, phase, STAGES)
+        hp.pass_by(full, empty, stage, phase)
+        stage, phase = hp.next_stage(stage, phase, STAGES)
     # The diagonal: U^T = P2 P1^T and H^T = I G^T of a tile (BLOCK of history, BLOCK of rows).
     mbarrier.wait(full.index(stage), phase)
-    p1_i = tile_at(p1, stage)
-    dy_i = tile_at(dy, stage)
+    p1_i = hp.tile_at(p1, stage)
+    dy_i = hp.tile_at(dy, stage)
     minus_norm, minus_mean = _along(norms, stage), _along(means, stage)
-    ut = begin_scores(p2_j, p1_i, REST)
-    ht = begin_scores(info_j, dy_i, REST)
+    ut = hp.begin_scores(p2_j, p1_i, REST)
+    ht = hp.begin_scores(info_j, dy_i, REST)
     ut, ht = warpgroup_mma_wait(0, deps=[ut, ht])
     half_u = ut if SCALED else ut * HALF_SCALE
-    t = tanh(half_u)
+    t = hp.tanh(half_u)
     e = half_u * t + half_u
     j = gl.expand_dims(gl.arange(0, BLOCK, gl.SliceLayout(1, S)), 1)
     i = gl.expand_dims(gl.arange(0, BLOCK, gl.SliceLayout(0, S)), 0)
     # F^T and dU^T as in p1. Rows past T are zeros in p1 and dY, and add nothing to the sums.
     past, own = j < i, j == i
-    log2_f = only_seen(e * LOG2_E + minus_norm, documents, end_j, 0, True)
+    log2_f = hp.only_seen(e * LOG2_E + minus_norm, documents, end_j, 0, True)
     ft = gl.exp2(gl.where(past, log2_f, float("-inf")))
     de = ft * (ht + minus_mean)
     dut = de * ((e - e * t) + t) + de
     # Self's entries: 2 dU_jj, from the stored dU_jj D^-1/2, and F_jj = sigma(S - A).
     dut = gl.where(own, _down(selves, stage) * (2.0 / SCALE), dut)
     if TRANSPORT_SELF:
-        ft = gl.where(own, sigmoid(-_down(logits, stage)), ft)
-    ft = gl.convert_layout(ft.to(DTYPE), factors(WIDE))
-    dut = gl.convert_layout(dut.to(DTYPE), factors(WIDE))
+        ft = gl.where(own, hp.sigmoid(-_down(logits, stage)), ft)
+    ft = gl.convert_layout(ft.to(DTYPE), hp.factors(WIDE))
+    dut = gl.convert_layout(dut.to(DTYPE), hp.factors(WIDE))
     # dI += F^T G and dP2 += 2 dU^T P1, both (BLOCK, D). LATE begins dP2 in the next step.
-    dinfo_j, dinfo_rest = begin_sum(ft, dy_i, dinfo_j, dinfo_rest, not ALONE, REST)
+    dinfo_j, dinfo_rest = hp.begin_sum(ft, dy_i, dinfo_j, dinfo_rest, not ALONE, REST)
     if GROUPS > 1:
-        dut, ft, dinfo_j, dinfo_rest = await_sum(dut, ft, dinfo_j, dinfo_rest, REST)
+        dut, ft, dinfo_j, dinfo_rest = hp.await_sum(dut, ft, dinfo_j, dinfo_rest, REST)
     if LATE:
         dp2_j = warpgroup_mma_init(dp2_j)
         if REST > 0:
             dp2_rest = warpgroup_mma_init(dp2_rest)
     else:
-        dp2_j, dp2_rest = begin_sum(dut, p1_i, dp2_j, dp2_rest, not ALONE, REST)
+        dp2_j, dp2_rest = hp.begin_sum(dut, p1_i, dp2_j, dp2_rest, not ALONE, REST)
 
     for MASKED in gl.static_range(2 if SPLIT else 1):
         end = whole if SPLIT and not MASKED else tiles
         for step in range(max(whole, 1) if MASKED else 1, end):
             before = stage
-            stage, phase = next_stage(stage, phase, STAGES)
+            stage, phase = hp.next_stage(stage, phase, STAGES)
             mbarrier.wait(full.index(stage), phase)
-            p1_i = tile_at(p1, stage)
-            dy_i = tile_at(dy, stage)
+            p1_i = hp.tile_at(p1, stage)
+            dy_i = hp.tile_at(dy, stage)
             # These loads overlap with the products. Several groups lack registers for the means
             # here and load them later.
             minus_norm = _along(norms, stage)
@@ -217,12 +184,14 @@ def _scan_head(
                 minus_mean = _along(means, stage)
             # Begin U^T, then H^T, then wait for U^T. This also ends the previous step's dI and dP2
             # (one group) or dP2 (several groups, 128 columns). Its stage is left below.
-            ut = begin_scores(p2_j, p1_i, REST)
+            ut = hp.begin_scores(p2_j, p1_i, REST)
             if H_FIRST:
-                ht = begin_scores(info_j, dy_i, REST)
+                ht = hp.begin_scores(info_j, dy_i, REST)
             if LATE:
                 add = not ALONE or step > 1
-                dp2_j, dp2_rest = begin_sum(dut, tile_at(p1, before), dp2_j, dp2_rest, add, REST)
+                dp2_j, dp2_rest = hp.begin_sum(
+                    dut, hp.tile_at(p1, before), dp2_j, dp2_rest, add, REST
+                )
                 ut = warpgroup_mma_wait(2 * PRODUCTS, deps=[ut])
             # Only H may be pending after these waits.
             elif GROUPS > 1:
@@ -236,46 +205,48 @@ def _scan_head(
                     1 if H_FIRST else 0, deps=[ut, dinfo_j, dp2_j, ft, dut]
                 )
             if not H_FIRST:
-                ht = begin_scores(info_j, dy_i, REST)
-                leave_together(empty.index(before))
+                ht = hp.begin_scores(info_j, dy_i, REST)
+                hp.leave_together(empty.index(before))
             elif not LATE:
-                leave(empty.index(before))
+                hp.leave(empty.index(before))
             half_u = ut if SCALED else ut * HALF_SCALE
-            t = tanh(half_u)
+            t = hp.tanh(half_u)
             e = half_u * t + half_u
             log2_f = e * LOG2_E + minus_norm
             if MASKED or not SPLIT:
-                log2_f = only_seen(log2_f, documents, end_j, step * BLOCK, True)
+                log2_f = hp.only_seen(log2_f, documents, end_j, step * BLOCK, True)
             weight = gl.exp2(log2_f)
             # 2 dU^T without its factor H - G . Y: one tile is kept while H is pending, not three.
             slope = weight * ((e - e * t) + t) + weight
             # Begin dI += F^T G, then wait for H^T; dI may be pending.
-            ft = gl.convert_layout(weight.to(DTYPE), factors(WIDE))
-            dinfo_j, dinfo_rest = begin_sum(ft, dy_i, dinfo_j, dinfo_rest, True, REST)
+            ft = gl.convert_layout(weight.to(DTYPE), hp.factors(WIDE))
+            dinfo_j, dinfo_rest = hp.begin_sum(ft, dy_i, dinfo_j, dinfo_rest, True, REST)
             if GROUPS > 1:
                 minus_mean = _along(means, stage)
             ht, slope = warpgroup_mma_wait(PRODUCTS, deps=[ht, slope])
             if LATE:
                 # The previous step's dP2 began after H and before dI, so the last wait included it.
-                slope, dut, dp2_j, dp2_rest = await_sum(slope, dut, dp2_j, dp2_rest, REST, PRODUCTS)
-                leave(empty.index(before))
-            dut = gl.convert_layout((slope * (ht + minus_mean)).to(DTYPE), factors(WIDE))
+                slope, dut, dp2_j, dp2_rest = hp.await_sum(
+                    slope, dut, dp2_j, dp2_rest, REST, PRODUCTS
+                )
+                hp.leave(empty.index(before))
+            dut = gl.convert_layout((slope * (ht + minus_mean)).to(DTYPE), hp.factors(WIDE))
             if GROUPS > 1:
-                dut, ft, dinfo_j, dinfo_rest = await_sum(dut, ft, dinfo_j, dinfo_rest, REST)
+                dut, ft, dinfo_j, dinfo_rest = hp.await_sum(dut, ft, dinfo_j, dinfo_rest, REST)
             if not LATE:
-                dp2_j, dp2_rest = begin_sum(dut, p1_i, dp2_j, dp2_rest, True, REST)
+                dp2_j, dp2_rest = hp.begin_sum(dut, p1_i, dp2_j, dp2_rest, True, REST)
     # End both sums, then release the last stage.
     if LATE:
         add = not ALONE or tiles > 1
-        dp2_j, dp2_rest = begin_sum(dut, tile_at(p1, stage), dp2_j, dp2_rest, add, REST)
+        dp2_j, dp2_rest = hp.begin_sum(dut, hp.tile_at(p1, stage), dp2_j, dp2_rest, add, REST)
     if REST > 0:
         dinfo_j, dp2_j, dinfo_rest, dp2_rest, ft, dut = warpgroup_mma_wait(
             0, deps=[dinfo_j, dp2_j, dinfo_rest, dp2_rest, ft, dut]
         )
     else:
         dinfo_j, dp2_j, ft, dut = warpgroup_mma_wait(0, deps=[dinfo_j, dp2_j, ft, dut])
-    leave(empty.index(stage))
-    stage, phase = next_stage(stage, phase, STAGES)
+    hp.leave(empty.index(stage))
+    stage, phase = hp.next_stage(stage, phase, STAGES)
     return dp2_j, dp2_rest, dinfo_j, dinfo_rest, stage, phase
 
 
@@ -307,30 +278,30 @@ def _consumer(
     stage = 0
     phase = 0
     turn = 0
-    b, h, j_block = receive(work, ready, turn, SLOTS)
+    b, h, j_block = hp.receive(work, ready, turn, SLOTS)
     while b >= 0:
         # The block's history, p2 and info (BLOCK, D), has arrived (`receive`).
-        slot = slot_of(turn, SLOTS)
+        slot = hp.slot_of(turn, SLOTS)
         place = slot * GROUPS + ME
         j_start = j_block + BLOCK * ME
-        p2_j = tile_at(p2, place)
-        info_j = tile_at(info, place)
+        p2_j = hp.tile_at(p2, place)
+        info_j = hp.tile_at(info, place)
         if SCALED:
-            scale_tile(p2_j[0], HALF_SCALE)
-        leave_slot(free, slot, turn, SLOTS, False)
-        dp2_j = gl.zeros([BLOCK, WIDE], gl.float32, products(WIDE))
-        dinfo_j = gl.zeros([BLOCK, WIDE], gl.float32, products(WIDE))
+            hp.scale_tile(p2_j[0], HALF_SCALE)
+        hp.leave_slot(free, slot, turn, SLOTS, False)
+        dp2_j = gl.zeros([BLOCK, WIDE], gl.float32, hp.products(WIDE))
+        dinfo_j = gl.zeros([BLOCK, WIDE], gl.float32, hp.products(WIDE))
         dp2_rest, dinfo_rest = dp2_j, dinfo_j
         if REST > 0:
-            dp2_rest = gl.zeros([BLOCK, REST], gl.float32, products(REST))
-            dinfo_rest = gl.zeros([BLOCK, REST], gl.float32, products(REST))
+            dp2_rest = gl.zeros([BLOCK, REST], gl.float32, hp.products(REST))
+            dinfo_rest = gl.zeros([BLOCK, REST], gl.float32, hp.products(REST))
         tiles = (T - j_block + BLOCK * GROUPS - 1) // (BLOCK * GROUPS) * GROUPS - ME
         whole = tiles
         if documents is not None:
             tiles = _tiles_of_rows(documents, b, j_start)
-            whole = (bound_of(documents, b, j_start) - j_start) // BLOCK
-        row = gl.arange(0, BLOCK, gl.SliceLayout(1, products(BLOCK)))
-        seen = tiles, whole, documents, bound_of(documents, b, j_start + row) - j_start
+            whole = (hp.bound_of(documents, b, j_start) - j_start) // BLOCK
+        row = gl.arange(0, BLOCK, gl.SliceLayout(1, hp.products(BLOCK)))
+        seen = tiles, whole, documents, hp.bound_of(documents, b, j_start + row) - j_start
         for _member in range(MEMBERS):
             dp2_j, dp2_rest, dinfo_j, dinfo_rest, stage, phase = _scan_head(
                 ME, seen, p2_j, info_j, stage, phase, dp2_j, dp2_rest, dinfo_j, dinfo_rest, memory,
@@ -343,11 +314,11 @@ def _consumer(
             p2_j[1].store((dp2_rest * HALF_SCALE).to(DTYPE))
             info_j[1].store(dinfo_rest.to(DTYPE))
         fence_async_shared()
-        send(dp2_tiles, b, h, j_start, p2, place)
-        send(dinfo_tiles, b, h, j_start, info, place)
-        leave_slot(free, slot, turn, SLOTS, True)
+        hp.send(dp2_tiles, b, h, j_start, p2, place)
+        hp.send(dinfo_tiles, b, h, j_start, info, place)
+        hp.leave_slot(free, slot, turn, SLOTS, True)
         turn += 1
-        b, h, j_block = receive(work, ready, turn, SLOTS)
+        b, h, j_block = hp.receive(work, ready, turn, SLOTS)
     tma.store_wait(0)
 
 
@@ -367,16 +338,16 @@ def hopper_p2_info_kernel(
     numbers = logit_tiles, sums_tiles
     sizes = heads, blocks, all_blocks, H, ends if ends is None else (ends, T)
     OWNED: gl.constexpr = SLOTS * GROUPS
-    p2, info = allocate_tiles(OWNED, tiles[0]), allocate_tiles(OWNED, tiles[1])
-    p1, dy = allocate_tiles(STAGES, tiles[2]), allocate_tiles(STAGES, tiles[3])
-    norms = allocate_row_numbers(STAGES, sums_tiles)
-    means = allocate_row_numbers(STAGES, sums_tiles)
-    selves = allocate_row_numbers(STAGES, sums_tiles)
-    logits = allocate_row_numbers(STAGES, logit_tiles)
-    full, empty = allocate_ring(STAGES, GROUPS)
-    ready, free = allocate_ring(SLOTS, GROUPS)
+    p2, info = hp.allocate_tiles(OWNED, tiles[0]), hp.allocate_tiles(OWNED, tiles[1])
+    p1, dy = hp.allocate_tiles(STAGES, tiles[2]), hp.allocate_tiles(STAGES, tiles[3])
+    norms = hp.allocate_row_numbers(STAGES, sums_tiles)
+    means = hp.allocate_row_numbers(STAGES, sums_tiles)
+    selves = hp.allocate_row_numbers(STAGES, sums_tiles)
+    logits = hp.allocate_row_numbers(STAGES, logit_tiles)
+    full, empty = hp.allocate_ring(STAGES, GROUPS)
+    ready, free = hp.allocate_ring(SLOTS, GROUPS)
     memory = (
-        p2, info, p1, dy, norms, means, logits, selves, full, empty, ready, free, allocate_work()
+        p2, info, p1, dy, norms, means, logits, selves, full, empty, ready, free, hp.allocate_work()
     )  # fmt: skip
     results = (dp2_tiles, dp2_rests), (dinfo_tiles, dinfo_rests), dlam_partial, dlam
     given = results, sizes, parts, T

@@ -8,21 +8,7 @@ backward, dC_{t-1} = Diag(alpha_t) (dC_t + r_t dY_t^T).
 import triton
 import triton.language as tl
 
-from relation.kernels.linear_relation.tiles import (
-    NORM_FLOOR,
-    at,
-    exp,
-    load_channels,
-    load_selves,
-    load_tokens,
-    of_head,
-    of_rows,
-    product,
-    state_tile,
-    store_row,
-    store_tokens,
-    zeros,
-)
+from relation.kernels.linear_relation import tiles
 
 # Stronger steps count as this: exp(-105) is 0 in FP32. It keeps sums finite and small: half a chunk
 # of 64 sums to less than 4096 in magnitude, where FP32 rounds by at most 1.2e-4.
@@ -34,7 +20,7 @@ LARGEST_OF_16_BITS, LARGEST_OF_FP32 = tl.constexpr(60.0), tl.constexpr(40.0)
 
 @triton.jit
 def _load_retention(g, d_start, K: tl.constexpr):
-    tile = load_tokens(g, d_start, K.BLOCK_D, K).to(tl.float32)
+    tile = tiles.load_tokens(g, d_start, K.BLOCK_D, K).to(tl.float32)
     tile = tl.where(tile < STRONGEST, STRONGEST, tile)
     return tile.to(tl.float64) if K.PRECISION == "ieee" else tile
 
@@ -48,27 +34,27 @@ def prepare_kernel(
     BLOCK_D: tl.constexpr = K.BLOCK_D
     h, head, chunk = tl.program_id(0), tl.cast(tl.program_id(0), tl.int64), tl.program_id(1)
     t_start = chunk * K.CHUNK
-    p1 = of_head(p1, h, H, t_start, T, K)
-    p2 = of_head(p2, h // K.GROUP, H // K.GROUP, t_start, T, K)
-    log_retention = of_head(log_retention, h, H, t_start, T, K)
+    p1 = tiles.of_head(p1, h, H, t_start, T, K)
+    p2 = tiles.of_head(p2, h // K.GROUP, H // K.GROUP, t_start, T, K)
+    log_retention = tiles.of_head(log_retention, h, H, t_start, T, K)
 
     # S = sigma(<p1, p2> / (tau sqrt(D))) and 1 / |p1|, 1 / |p2|, each (CHUNK,).
-    pair = zeros(K.CHUNK)
-    square1 = zeros(K.CHUNK)
-    square2 = zeros(K.CHUNK)
+    pair = tiles.zeros(K.CHUNK)
+    square1 = tiles.zeros(K.CHUNK)
+    square2 = tiles.zeros(K.CHUNK)
     for d_start in tl.static_range(0, D, BLOCK_D):
-        p1_d = load_tokens(p1, d_start, BLOCK_D, K).to(tl.float32)
-        p2_d = load_tokens(p2, d_start, BLOCK_D, K).to(tl.float32)
+        p1_d = tiles.load_tokens(p1, d_start, BLOCK_D, K).to(tl.float32)
+        p2_d = tiles.load_tokens(p2, d_start, BLOCK_D, K).to(tl.float32)
         pair += tl.sum(p1_d * p2_d, 1)
         square1 += tl.sum(p1_d * p1_d, 1)
         square2 += tl.sum(p2_d * p2_d, 1)
     # torch.compile passes Python numbers as FP64, which would widen the results.
     S = tl.sigmoid(pair * tl.cast(scale, tl.float32))
-    inverse_norm1 = 1.0 / tl.maximum(tl.sqrt(square1), NORM_FLOOR)
-    inverse_norm2 = 1.0 / tl.maximum(tl.sqrt(square2), NORM_FLOOR)
-    store_row(prepared.selves, S, 3 * head, t_start, T, K)
-    store_row(prepared.selves, inverse_norm1, 3 * head + 1, t_start, T, K)
-    store_row(prepared.selves, inverse_norm2, 3 * head + 2, t_start, T, K)
+    inverse_norm1 = 1.0 / tl.maximum(tl.sqrt(square1), tiles.NORM_FLOOR)
+    inverse_norm2 = 1.0 / tl.maximum(tl.sqrt(square2), tiles.NORM_FLOOR)
+    tiles.store_row(prepared.selves, S, 3 * head, t_start, T, K)
+    tiles.store_row(prepared.selves, inverse_norm1, 3 * head + 1, t_start, T, K)
+    tiles.store_row(prepared.selves, inverse_norm2, 3 * head + 2, t_start, T, K)
 
     # G(0, m) and G(m, n), the sums of g over the two halves, each (BLOCK_D,).
     here = head * chunks + chunk
@@ -112,9 +98,9 @@ def prepare_kernel(
             left = tl.sum(tl.where(is_left, g, 0.0), 0)
             exponent = tl.cumsum(g, 0) - left[None, :]
         else:
-            exponent = product(steps.to(tl.bfloat16), g, K)
-        exponents = of_rows(prepared.exponents, head * T * K.D, t_start, T, K.D)
-        store_tokens(exponents, exponent, d_start, BLOCK_D, K)
+            exponent = tiles.product(steps.to(tl.bfloat16), g, K)
+        exponents = tiles.of_rows(prepared.exponents, head * T * K.D, t_start, T, K.D)
+        tiles.store_tokens(exponents, exponent, d_start, BLOCK_D, K)
     if K.PRECISION != "ieee" and not is_weak:
         # Take both halves from the first and the last exponent: G(0, m) = g_1 - e_1, G(m, n) = e_n.
         # Then the rounding of the product cancels. The barrier makes the stored e_t visible.
@@ -125,8 +111,8 @@ def prepare_kernel(
             d = d_start + tl.arange(0, BLOCK_D)
             g_first = tl.load(pointer + first * stride_t + d * stride_d, mask=d < D, other=0.0)
             g_first = tl.maximum(g_first.to(tl.float32), STRONGEST)
-            from_start = g_first - load_channels(rows, first, d_start, K)
-            to_end = load_channels(rows, first + tokens - 1, d_start, K)
+            from_start = g_first - tiles.load_channels(rows, first, d_start, K)
+            to_end = tiles.load_channels(rows, first + tokens - 1, d_start, K)
             tl.store(halves + d, from_start, mask=d < D)
             tl.store(halves + D + d, to_end, mask=d < D)
 
@@ -158,21 +144,21 @@ def chunk_states_kernel(
     v_start = tl.program_id(2) % v_blocks * K.BLOCK_V
     # Forward, heads share info and p2. Backward reads dY and p1, which have H heads.
     SHARED: tl.constexpr = 1 if BACKWARD else K.GROUP
-    value = of_head(value, h // SHARED, H // SHARED, 0, T, K)
-    coordinates = of_head(p1 if BACKWARD else p2, h // SHARED, H // SHARED, 0, T, K)
+    value = tiles.of_head(value, h // SHARED, H // SHARED, 0, T, K)
+    coordinates = tiles.of_head(p1 if BACKWARD else p2, h // SHARED, H // SHARED, 0, T, K)
     within += head * chunks * K.D * K.D
     log_decay += head * chunks * K.D
-    exponents = of_rows(prepared.exponents, head * T * K.D, 0, T, K.D)
+    exponents = tiles.of_rows(prepared.exponents, head * T * K.D, 0, T, K.D)
     out = head * tl.num_programs(1) + segment
 
     t, d = tl.arange(0, K.CHUNK), d_start + tl.arange(0, K.BLOCK_D)
-    offsets, inside = state_tile(d_start, v_start, K)
+    offsets, inside = tiles.state_tile(d_start, v_start, K)
     # Every block of information channels needs the retention; only the first one stores it.
     records = d < tl.where(v_start == 0, K.D, 0)
     first = segment * segment_chunks
     count = tl.minimum(segment_chunks, chunks - first)
-    state = zeros(K.BLOCK_D, K.BLOCK_V)
-    retained = zeros(K.BLOCK_D)
+    state = tiles.zeros(K.BLOCK_D, K.BLOCK_V)
+    retained = tiles.zeros(K.BLOCK_D)
     for k in range(0, count):
         chunk = first + count - 1 - k if BACKWARD else first + k
         # The chunk's incoming state, (BLOCK_D, BLOCK_V), and the retention since the segment began.
@@ -180,25 +166,27 @@ def chunk_states_kernel(
             tl.store(within + tl.cast(chunk, tl.int64) * K.D * K.D + offsets, state, mask=inside)
             tl.store(log_decay + chunk * K.D + d, retained, mask=records)
         t_start = chunk * K.CHUNK
-        value_t = _from_registers(load_tokens(at(value, t_start), v_start, K.BLOCK_V, K), K)
-        S, inverse_norm1, inverse_norm2 = load_selves(prepared, head, t_start, T, K)
-        coordinate = load_tokens(at(coordinates, t_start), d_start, K.BLOCK_D, K)
+        value_t = _from_registers(
+            tiles.load_tokens(tiles.at(value, t_start), v_start, K.BLOCK_V, K), K
+        )
+        S, inverse_norm1, inverse_norm2 = tiles.load_selves(prepared, head, t_start, T, K)
+        coordinate = tiles.load_tokens(tiles.at(coordinates, t_start), d_start, K.BLOCK_D, K)
         inverse_norm = inverse_norm1 if BACKWARD else inverse_norm2
         coordinate = coordinate.to(tl.float32) * (S * inverse_norm)[:, None]
         here = head * chunks + chunk
-        left = load_channels(prepared.halves, 2 * here, d_start, K)
-        right = load_channels(prepared.halves, 2 * here + 1, d_start, K)
-        exponent = load_tokens(at(exponents, t_start), d_start, K.BLOCK_D, K)
+        left = tiles.load_channels(prepared.halves, 2 * here, d_start, K)
+        right = tiles.load_channels(prepared.halves, 2 * here + 1, d_start, K)
+        exponent = tiles.load_tokens(tiles.at(exponents, t_start), d_start, K.BLOCK_D, K)
         # Backward G(0, t), forward G(t, n).
         exponent = left[None, :] + exponent if BACKWARD else right[None, :] - exponent
         # Past T the coordinates are zeros anyway. With this mask Triton picks a layout that needs
         # fewer registers; without it they spill at D = 48.
-        factor = tl.where((t_start + t < T)[:, None], exp(exponent, K), 0.0)
+        factor = tl.where((t_start + t < T)[:, None], tiles.exp(exponent, K), 0.0)
         # C = Diag(exp G(0, n)) C + sum (w_t exp G(t, n)) I_t^T; backward r_t exp G(0, t) and dY_t.
         coordinate *= factor
         total = (left + right).to(tl.float32)
-        state *= exp(total, K)[:, None]
-        state += product(tl.trans(coordinate), value_t, K)
+        state *= tiles.exp(total, K)[:, None]
+        state += tiles.product(tl.trans(coordinate), value_t, K)
         retained += total
     tl.store(added + out * K.D * K.D + offsets, state, mask=inside)
     tl.store(added_log_decay + out * K.D + d, retained, mask=records)
@@ -226,7 +214,7 @@ def segment_scan_kernel(
     if HAS_INITIAL:
         state = tl.load(initial + head * D * D + element, mask=inside, other=0.0)
     else:
-        state = zeros(BLOCK)
+        state = tiles.zeros(BLOCK)
     steps = tl.arange(0, STEPS)
     last = (steps == STEPS - 1)[:, None]
     for start in range(0, segments, STEPS):
