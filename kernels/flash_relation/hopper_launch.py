@@ -23,7 +23,6 @@ from relation.kernels.flash_relation.launches import (
     multiprocessors,
     split_width,
 )
-from relation.kernels.flash_relation.portable import scales_exactly
 
 # Registers per thread of the producer's warp and of the three idle warps that fill up its warp
 # group: the fewest that the hardware allows. The consumers share the rest.
@@ -51,6 +50,11 @@ def _describe(x: Tensor) -> list[TensorDescriptor | None]:
         else None
         for width in split_width(shape[3])
     ]
+
+
+def scales_exactly(D: int) -> bool:
+    """Whether half of D^-1/2 is a power of two, so that a BF16 tile times it is exact."""
+    return math.frexp(0.5 / math.sqrt(D))[0] == 0.5
 
 
 def _describe_numbers(x: Tensor, T: int) -> TensorDescriptor:
@@ -82,7 +86,7 @@ def _launch(
         kernel, (programs,), *given, heads, blocks, all_blocks, H, *numbers,
         TRANSPORT_SELF=transport_self, WIDE=wide, REST=rest, SCALE=1 / math.sqrt(D),
         STAGES=launch.stages, SLOTS=launch.slots, GROUPS=launch.groups,
-        SCALED=scales_exactly(owned), MEMBERS=max(H, scanned.shape[1]) // min(H, scanned.shape[1]),
+        SCALED=scales_exactly(D), MEMBERS=max(H, scanned.shape[1]) // min(H, scanned.shape[1]),
         CONSUMER_REGISTERS=consumer_registers(launch),
         PRODUCER_REGISTERS=PRODUCER_REGISTERS, **launch.options(),
     )  # fmt: skip

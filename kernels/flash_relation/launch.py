@@ -68,7 +68,7 @@ def launch_forward(
     """
     launches = select_launches(p1.device, p1.element_size(), p1.shape[3])
     gluon = chosen("forward", launches, p1, starts is not None)
-    if launches.descriptors:
+    if gluon:
         p1, p2, info = map(aligned, (p1, p2, info))
     # The Gluon kernel stores Y through TMA.
     y = empty_aligned(p1) if gluon else empty_tokens(p1, p1.shape[1])
@@ -100,7 +100,7 @@ def launch_backward(
     launches = select_launches(p1.device, p1.element_size(), p1.shape[3])
     owned = {"p1": p1, "p2_info": p2}
     gluon = [chosen(name, launches, x, ends is not None) for name, x in owned.items()]
-    if launches.descriptors:
+    if gluon[0]:
         dy, p1, p2, info = map(aligned, (dy, p1, p2, info))
     with torch.cuda.device_of(p1):
         given = p1, p2, info, aligned(y) if gluon[0] else y, dy

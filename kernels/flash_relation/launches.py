@@ -19,8 +19,7 @@ class Launch:
     """How Triton runs one pass, in tiles of block_i rows by block_j positions of history.
 
     `registers` limits the registers per thread, to fit more programs on a multiprocessor; None
-    leaves the choice to the compiler. `padded`: descriptors read a head width below 64 as one tile
-    of the next power of two, padded with zeros, instead of two tiles (`split_width`).
+    leaves the choice to the compiler.
     """
 
     block_i: int
@@ -28,7 +27,6 @@ class Launch:
     warps: int
     stages: int
     registers: int | None = None
-    padded: bool = False
 
     def options(self) -> dict[str, int]:
         """Triton's launch options."""
@@ -61,11 +59,10 @@ class Launches:
     """The launches of all passes for one architecture and dtype size, up to head width `widest`.
 
     A program of forward, repair and p1 owns block_i rows; p2_info's owns block_j positions.
-    descriptors: passes read scanned tiles through TMA descriptors, after copying inputs that TMA
-    cannot describe. Hopper's 16-bit entries need this: Triton before 3.7.1 omits the fence that
-    other copies require. gluon: the passes that run in Gluon unless `launch.why_triton` gives a
+    Hopper's 16-bit entries have one stage: Triton before 3.7.1 omits the fence that prefetched
+    tiles require. gluon: the passes that run in Gluon unless `launch.why_triton` gives a
     reason. It has both p1 and p2_info or neither, because no Triton kernel writes what Gluon's
-    p2_info reads. Entries with `gluon` were timed, others are conservative and were not.
+    p2_info reads. Only Gluon's launches were timed; Triton's are conservative.
     gluon_large: used instead of `gluon` for inputs that `launch.chosen` considers large.
     """
 
@@ -74,7 +71,6 @@ class Launches:
     repair: Launch
     p1: Launch
     p2_info: Launch
-    descriptors: bool = False
     gluon: Mapping[str, GluonLaunch] = field(default_factory=dict)
     gluon_large: Mapping[str, GluonLaunch] = field(default_factory=dict)
 
@@ -104,23 +100,19 @@ _FP32 = Launches(
     p2_info=Launch(16, 32, 4, 1),
 )  # fmt: skip
 
+_HOPPER = {
+    "forward": Launch(64, 64, 4, 1),
+    "repair": Launch(64, 32, 4, 1),
+    "p1": Launch(64, 32, 4, 1),
+    "p2_info": Launch(32, 64, 4, 1),
+}
 # Keys: architecture and bytes per element. The first entry that is wide enough is used. Commit
 # aac0f82 was the last with a search (`tune flash`) that prints entries.
 LAUNCHES: dict[tuple[str, int], tuple[Launches, ...]] = {
     (HOPPER, 2): (
+        Launches(32, **_HOPPER),
         Launches(
-            32, descriptors=True,
-            forward=Launch(64, 64, 4, 3),
-            repair=Launch(64, 32, 4, 1),
-            p1=Launch(64, 64, 4, 3, 168),
-            p2_info=Launch(64, 64, 4, 3, 168),
-        ),
-        Launches(
-            48, descriptors=True,
-            forward=Launch(64, 64, 4, 3, padded=True),
-            repair=Launch(64, 32, 4, 1),
-            p1=Launch(64, 64, 4, 3, 168, padded=True),
-            p2_info=Launch(64, 64, 4, 3, 168),
+            48, **_HOPPER,
             gluon={
                 "forward": GluonLaunch(3, 80, 3),
                 "p1": GluonLaunch(3, 128, 2),
@@ -128,11 +120,7 @@ LAUNCHES: dict[tuple[str, int], tuple[Launches, ...]] = {
             },
         ),
         Launches(
-            64, descriptors=True,
-            forward=Launch(64, 64, 4, 3),
-            repair=Launch(64, 32, 4, 1),
-            p1=Launch(64, 64, 4, 3, 168),
-            p2_info=Launch(64, 64, 4, 3),
+            64, **_HOPPER,
             gluon={
                 "forward": GluonLaunch(3, 80, 3),
                 "p1": GluonLaunch(3, 128, 2),
@@ -141,11 +129,7 @@ LAUNCHES: dict[tuple[str, int], tuple[Launches, ...]] = {
             gluon_large={"p2_info": GluonLaunch(4, 168, 1, groups=2)},
         ),
         Launches(
-            80, descriptors=True,
-            forward=Launch(64, 64, 4, 3),
-            repair=Launch(64, 32, 4, 1),
-            p1=Launch(64, 64, 4, 3, 168),
-            p2_info=Launch(64, 64, 4, 3),
+            80, **_HOPPER,
             gluon={
                 "forward": GluonLaunch(2, 80, 3),
                 "p1": GluonLaunch(3, 128, 2),
@@ -153,11 +137,7 @@ LAUNCHES: dict[tuple[str, int], tuple[Launches, ...]] = {
             },
         ),
         Launches(
-            96, descriptors=True,
-            forward=Launch(64, 64, 4, 2),
-            repair=Launch(64, 32, 4, 1),
-            p1=Launch(64, 32, 4, 3),
-            p2_info=Launch(32, 64, 4, 2),
+            96, **_HOPPER,
             gluon={
                 "forward": GluonLaunch(2, 80, 3),
                 "p1": GluonLaunch(2, 128, 2),
@@ -166,11 +146,7 @@ LAUNCHES: dict[tuple[str, int], tuple[Launches, ...]] = {
             gluon_large={"p2_info": GluonLaunch(4, 168, 1, groups=2)},
         ),
         Launches(
-            128, descriptors=True,
-            forward=Launch(64, 64, 4, 2),
-            repair=Launch(64, 32, 4, 1),
-            p1=Launch(64, 32, 4, 3),
-            p2_info=Launch(32, 64, 4, 2),
+            128, **_HOPPER,
             gluon={
                 "forward": GluonLaunch(3, 128, 2, slots=1),
                 "p1": GluonLaunch(2, 128, 2, slots=1),
@@ -217,17 +193,17 @@ def select_launches(device: torch.device, element_size: int, head_dim: int) -> L
 
 
 @functools.cache
-def split_width(head_dim: int, padded: bool = False) -> tuple[int, int]:
+def split_width(head_dim: int) -> tuple[int, int]:
     """Return (WIDE, REST), the widths of one tile (REST = 0) or two that cover `head_dim` columns.
 
     Widths are powers of two from 16 on. Two tiles are used if they have fewer columns than one: 48
-    is 32 + 16 (with `padded` 64), 80 is 64 + 16, but 60 is 64.
+    is 32 + 16, 80 is 64 + 16, but 60 is 64.
     """
     wide = 1 << (head_dim.bit_length() - 1)
     if wide == head_dim:
         return wide, 0
     rest = padded_width(head_dim - wide)
-    return (2 * wide, 0) if rest == wide or (padded and wide < 64) else (wide, rest)
+    return (2 * wide, 0) if rest == wide else (wide, rest)
 
 
 def grid(x: torch.Tensor, block: int) -> tuple[int, int, int]:

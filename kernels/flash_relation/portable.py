@@ -25,7 +25,6 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from relation.kernels.common import cdiv, interpreted, offset_of_head, start
 from relation.kernels.flash_relation.launches import Launch, Launches, grid, split_width
@@ -48,8 +47,8 @@ class Constants(NamedTuple):
 
     A tile of D columns is a pair: WIDE columns and, if that saves padding, REST more (80 is
     64 + 16, not 128). If REST is 0, the pair's second element is unused. WHOLE: T is a multiple of
-    both block sizes, so no row needs a mask. SCALED: the owned p1 or p2 is first multiplied by half
-    of D^-1/2. ONLINE: the forward keeps a running maximum. GROUP: heads of p1 per head of p2.
+    both block sizes, so no row needs a mask. ONLINE: the forward keeps a running maximum. GROUP:
+    heads of p1 per head of p2.
     """
 
     TRANSPORT_SELF: bool
@@ -59,7 +58,6 @@ class Constants(NamedTuple):
     BLOCK_I: int
     BLOCK_J: int
     WHOLE: bool
-    SCALED: bool
     ONLINE: bool
     GROUP: int
 
@@ -75,15 +73,14 @@ def _program_head():
 
 @triton.jit
 def _head(x, strides, head, H):
-    """Return (pointer, stride_t, stride_d, b, h) of one of the B H heads of x (B, H, T, D)."""
-    start = x + offset_of_head(head, H, strides[0], strides[1])
-    return start, strides[2], strides[3], head // H, head % H
+    """Return (pointer, stride_t, stride_d) of one of the B H heads of x (B, H, T, D)."""
+    return x + offset_of_head(head, H, strides[0], strides[1]), strides[2], strides[3]
 
 
 @triton.jit
 def _tile(at, start, T, D, FIRST: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr):
     """Return pointers to a tile, and masks of the rows and columns that are inside the tensor."""
-    pointer, stride_t, stride_d, _, _ = at
+    pointer, stride_t, stride_d = at
     t = tl.arange(0, BLOCK)
     d = FIRST + tl.arange(0, WIDTH)
     # The tile's start may be beyond 2^31 elements, so it has 64 bits. Inside a tile 32 bits are
@@ -118,22 +115,6 @@ def _load(at, start, T, K: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexp
 
 
 @triton.jit
-def _read(source, start, T, K: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr):
-    """Do what `_load` does. source: the head, and descriptors of WIDE and REST columns or None."""
-    at, tiles, rests = source
-    if tiles is None:
-        return _load(at, start, T, K, BLOCK, WHOLE)
-    else:
-        wide = tl.reshape(tiles.load([at[3], at[4], start, 0]), [BLOCK, K.WIDE])
-        rest = wide
-        if rests is not None:
-            rest = tl.reshape(rests.load([at[3], at[4], start, K.WIDE]), [BLOCK, K.REST])
-        elif K.REST > 0:
-            rest = _load_part(at, start, T, K.D, K.WIDE, BLOCK, K.REST, WHOLE)
-        return wide, rest
-
-
-@triton.jit
 def _store_part(
     at, tile, start, T, D: tl.constexpr, FIRST: tl.constexpr, BLOCK: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -155,15 +136,6 @@ def _zeros(K: tl.constexpr, BLOCK: tl.constexpr):
     rest = 0.0
     if K.REST > 0:
         rest = tl.full([BLOCK, K.REST], 0.0, tl.float32)
-    return wide, rest
-
-
-@triton.jit
-def _scaled(tile, scale, SCALED: tl.constexpr):
-    """If SCALED, return a tile times half of D^-1/2, which is exact; such tiles have no rest."""
-    wide, rest = tile
-    if SCALED:
-        wide = (wide * (0.5 * scale)).to(wide.dtype)
     return wide, rest
 
 
@@ -274,21 +246,18 @@ def _forward_tile(
     z_i, l_i, m_i, self2_i = sums
     p1_i, i_start, start_i = rows
     # Only the diagonal reaches past the last row.
-    p2_j = _read(p2, j_start, T, K, K.BLOCK_J, K.WHOLE or not DIAGONAL)
-    info_j = _read(info, j_start, T, K, K.BLOCK_J, K.WHOLE or not DIAGONAL)
-    # Scores P1 P2^T (BLOCK_I, BLOCK_J): U / 2 if SCALED, else U sqrt(D). Then E = SiLU(U).
+    p2_j = _load(p2, j_start, T, K, K.BLOCK_J, K.WHOLE or not DIAGONAL)
+    info_j = _load(info, j_start, T, K, K.BLOCK_J, K.WHOLE or not DIAGONAL)
+    # Scores P1 P2^T = U sqrt(D) (BLOCK_I, BLOCK_J). Then E = SiLU(U).
     u = _scores(p1_i, p2_j, K)
-    if K.SCALED:
-        e2 = u * (_half_tanh(u, p2_j[0]) * LOG2_E + LOG2_E)
-    else:
-        h2 = u * (0.5 * LOG2_E * scale)
-        e2 = h2 * _half_tanh(u * (0.5 * scale), p2_j[0]) + h2
+    h2 = u * (0.5 * LOG2_E * scale)
+    e2 = h2 * _half_tanh(u * (0.5 * scale), p2_j[0]) + h2
     i = i_start + tl.arange(0, K.BLOCK_I)
     j = j_start + tl.arange(0, K.BLOCK_J)
     own = j[None, :] == i[:, None]
     # Self: S_i = sigma(U_ii / tau), and self2 = (S_i + lam log i) log2(e). Keep only j < i.
     if DIAGONAL:
-        s = tl.sigmoid(tl.sum(tl.where(own, u, 0.0), 1) * (2.0 / tau if K.SCALED else scale / tau))
+        s = tl.sigmoid(tl.sum(tl.where(own, u, 0.0), 1) * (scale / tau))
         place = i - start_i
         self2 = s * LOG2_E + tl.load(lam) * tl.log2((place + 1).to(tl.float32))
         # Without history only Self is left. Any weight divides out; 1 does so exactly.
@@ -317,13 +286,12 @@ def _forward_tile(
 
 @triton.jit
 def _forward_rows(
-    p1, p2, info, y, lam, starts, gate_logit, log_norm, i_start, T, K: tl.constexpr, scale, tau,
+    p1, p2, info, y, lam, starts, gate_logit, log_norm, b, i_start, T, K: tl.constexpr, scale, tau,
 ):  # fmt: skip
-    """Store Y, gate_logit and log_norm of the rows at i_start of a head."""
-    # A tile that is computed from a descriptor's tile stays in registers.
-    p1_i = _scaled(_read(p1, i_start, T, K, K.BLOCK_I, K.WHOLE), scale, K.SCALED)
+    """Store Y, gate_logit and log_norm of the rows at i_start of a head of batch b."""
+    p1_i = _load(p1, i_start, T, K, K.BLOCK_I, K.WHOLE)
     DOCUMENTS: tl.constexpr = starts is not None
-    start_i, first, bound = _document_starts(starts, p1[0][3], i_start, T, K.BLOCK_I, K.BLOCK_J)
+    start_i, first, bound = _document_starts(starts, b, i_start, T, K.BLOCK_I, K.BLOCK_J)
     rows = p1_i, i_start, start_i
     l_i = tl.full([K.BLOCK_I], 0.0, tl.float32)
     m_i = tl.full([K.BLOCK_I], SILU_FLOOR if K.ONLINE else 0.0, tl.float32)
@@ -356,9 +324,8 @@ def _forward_rows(
 
 @triton.jit(do_not_specialize=["T"])
 def forward_kernel(
-    p1, p2, info, p1_tiles, p2_tiles, info_tiles, p2_rests, info_rests,
-    lam, starts, y, gate_logit, log_norm, p1_strides, p2_strides, info_strides, y_strides,
-    H, T, scale, tau, K: tl.constexpr,
+    p1, p2, info, lam, starts, y, gate_logit, log_norm,
+    p1_strides, p2_strides, info_strides, y_strides, H, T, scale, tau, K: tl.constexpr,
 ):  # fmt: skip
     # Triton's interpreter passes Python numbers in FP64, which would widen everything they touch.
     scale, tau = tl.cast(scale, tl.float32), tl.cast(tau, tl.float32)
@@ -367,11 +334,11 @@ def forward_kernel(
     head = _program_head()
     rows = tl.cast(head, tl.int64) * T
     _forward_rows(
-        (_head(p1, p1_strides, head, H), p1_tiles, None),
-        (_head(p2, p2_strides, head // K.GROUP, H // K.GROUP), p2_tiles, p2_rests),
-        (_head(info, info_strides, head // K.GROUP, H // K.GROUP), info_tiles, info_rests),
+        _head(p1, p1_strides, head, H),
+        _head(p2, p2_strides, head // K.GROUP, H // K.GROUP),
+        _head(info, info_strides, head // K.GROUP, H // K.GROUP),
         _head(y, y_strides, head, H),
-        lam, starts, gate_logit + rows, log_norm + rows, i_start, T, K, scale, tau,
+        lam, starts, gate_logit + rows, log_norm + rows, head // H, i_start, T, K, scale, tau,
     )  # fmt: skip
 
 
@@ -401,11 +368,11 @@ def repair_kernel(
         for i_start in range(first, tl.minimum(first + ROWS, T), K.BLOCK_I):
             if _left_the_range(log_norm + rows, i_start, T, K.BLOCK_I):
                 _forward_rows(
-                    (_head(p1, p1_strides, head, H), None, None),
-                    (_head(p2, p2_strides, head // K.GROUP, H // K.GROUP), None, None),
-                    (_head(info, info_strides, head // K.GROUP, H // K.GROUP), None, None),
-                    _head(y, y_strides, head, H),
-                    lam, starts, gate_logit + rows, log_norm + rows, i_start, T, K, scale, tau,
+                    _head(p1, p1_strides, head, H),
+                    _head(p2, p2_strides, head // K.GROUP, H // K.GROUP),
+                    _head(info, info_strides, head // K.GROUP, H // K.GROUP),
+                    _head(y, y_strides, head, H), lam, starts, gate_logit + rows, log_norm + rows,
+                    head // H, i_start, T, K, scale, tau,
                 )  # fmt: skip
 
 
@@ -413,46 +380,22 @@ def repair_kernel(
 
 
 @triton.jit
-def _flow(u, norm, scale, like, SCALED: tl.constexpr):
+def _flow(u, norm, scale, like):
     """Return log2 F of the scores u, E and tanh(U/2)."""
-    half_u = u if SCALED else u * (0.5 * scale)
+    half_u = u * (0.5 * scale)
     t = _half_tanh(half_u, like)
     e = half_u * t + half_u
     return e * LOG2_E - norm, e, t
 
 
 @triton.jit
-def _row_sums_at(head, i, T, PLANES: tl.constexpr):
+def _row_sums_at(head, i, T):
     """Return offsets (rows, 2) of log_norm and mean_h of the rows i of a head.
 
     The two numbers of a row are adjacent, because two vectors read through pointers would be copied
-    number by number. With PLANES, for TMA, they are in two vectors padded to 16 bytes.
+    number by number.
     """
-    which = tl.arange(0, 2)[None, :]
-    head = tl.cast(head, tl.int64)
-    if PLANES:
-        length = tl.cdiv(T, 4) * 4
-        return head * 2 * length + which * length + i[:, None]
-    else:
-        return 2 * (head * T + i)[:, None] + which
-
-
-@triton.jit
-def _read_row_sums(tiles, head, row_sums, start, T, BLOCK: tl.constexpr, WHOLE: tl.constexpr):
-    """Load log_norm and mean_h of BLOCK rows of a head, through the descriptor `tiles` unless None.
-
-    Past T they give F = 0. The zeros of a descriptor also do no harm there, because the tiles of p1
-    and dy are zeros too.
-    """
-    if tiles is None:
-        i = start + tl.arange(0, BLOCK)
-        at = row_sums + _row_sums_at(head, i, T, False)
-        both = tl.load(at) if WHOLE else tl.load(at, mask=(i < T)[:, None], other=PAST_END)
-        norm, mean_h = tl.split(both)
-    else:
-        norm = tl.reshape(tiles.load([2 * head, start]), [BLOCK])
-        mean_h = tl.reshape(tiles.load([2 * head + 1, start]), [BLOCK])
-    return norm, mean_h
+    return 2 * (tl.cast(head, tl.int64) * T + i)[:, None] + tl.arange(0, 2)[None, :]
 
 
 @triton.jit
@@ -463,16 +406,16 @@ def _p1_tile(
     """Add the tile of history at j_start to the gradient sums of a block of rows."""
     dp1_i, from_history_i, u_self_i, h_self_i = sums
     p1_i, dy_i, norm_i, mean_h_i, i_start, start_i = rows
-    p2_j = _read(p2, j_start, T, K, K.BLOCK_J, K.WHOLE or not DIAGONAL)
-    # U = P1 P2^T and H = G I^T (BLOCK_I, BLOCK_J). For each width, info is loaded at the point
-    # where the machine code neither spills registers nor serialises the products.
+    p2_j = _load(p2, j_start, T, K, K.BLOCK_J, K.WHOLE or not DIAGONAL)
+    # U = P1 P2^T and H = G I^T (BLOCK_I, BLOCK_J). Where info is loaded was chosen by width on
+    # Hopper, with tiles that TMA brought (commit 0e50ff2c): no spills, no serialised products.
     if K.REST == 0:
-        info_j = _read(info, j_start, T, K, K.BLOCK_J, K.WHOLE or not DIAGONAL)
+        info_j = _load(info, j_start, T, K, K.BLOCK_J, K.WHOLE or not DIAGONAL)
     u = _scores(p1_i, p2_j, K)
     if K.REST > 0:
-        info_j = _read(info, j_start, T, K, K.BLOCK_J, K.WHOLE or not DIAGONAL)
+        info_j = _load(info, j_start, T, K, K.BLOCK_J, K.WHOLE or not DIAGONAL)
     h = _scores(dy_i, info_j, K)
-    log2_f, e, t = _flow(u, norm_i[:, None], scale, p2_j[0], K.SCALED)
+    log2_f, e, t = _flow(u, norm_i[:, None], scale, p2_j[0])
     i = i_start + tl.arange(0, K.BLOCK_I)
     j = j_start + tl.arange(0, K.BLOCK_J)
     if DIAGONAL:
@@ -502,8 +445,7 @@ def _row_products(a, b, K: tl.constexpr):
 
 @triton.jit(do_not_specialize=["T"])
 def p1_kernel(
-    p1, p2, info, y, dy, p2_tiles, info_tiles, p2_rests, info_rests, starts,
-    gate_logit, log_norm, row_sums, du_self, dlam_partial, dp1,
+    p1, p2, info, y, dy, starts, gate_logit, log_norm, row_sums, du_self, dlam_partial, dp1,
     p1_strides, p2_strides, info_strides, y_strides, dy_strides, dp1_strides, H, T, scale, tau,
     K: tl.constexpr,
 ):  # fmt: skip
@@ -514,17 +456,17 @@ def p1_kernel(
     head = _program_head()
     row = tl.cast(head, tl.int64) * T + i
     p1 = _head(p1, p1_strides, head, H)
-    p2 = (_head(p2, p2_strides, head // K.GROUP, H // K.GROUP), p2_tiles, p2_rests)
-    info = (_head(info, info_strides, head // K.GROUP, H // K.GROUP), info_tiles, info_rests)
+    p2 = _head(p2, p2_strides, head // K.GROUP, H // K.GROUP)
+    info = _head(info, info_strides, head // K.GROUP, H // K.GROUP)
     y = _head(y, y_strides, head, H)
     dy = _head(dy, dy_strides, head, H)
 
     # Per row: mean_h = G . Y, stored together with n for `p2_info_kernel`.
     dy_i = _load(dy, i_start, T, K, K.BLOCK_I, K.WHOLE)
     mean_h_i = _row_products(dy_i, _load(y, i_start, T, K, K.BLOCK_I, K.WHOLE), K)
-    p1_i = _scaled(_load(p1, i_start, T, K, K.BLOCK_I, K.WHOLE), scale, K.SCALED)
+    p1_i = _load(p1, i_start, T, K, K.BLOCK_I, K.WHOLE)
     norm_i = tl.load(log_norm + row, mask=i < T, other=PAST_END)
-    at = row_sums + _row_sums_at(head, i, T, p2_tiles is not None)
+    at = row_sums + _row_sums_at(head, i, T)
     tl.store(at, tl.join(norm_i, mean_h_i), mask=(i < T)[:, None])
 
     DOCUMENTS: tl.constexpr = starts is not None
@@ -551,14 +493,14 @@ def p1_kernel(
         from_history_i -= tl.sigmoid(logit) * h_self_i
     da = from_history_i * tl.sigmoid(-logit)
     # du_self is dL/dU_ii D^-1/2, and dlam = -sum of dA_i log i.
-    s = tl.sigmoid(u_self_i * (2.0 / tau if K.SCALED else scale / tau))
+    s = tl.sigmoid(u_self_i * (scale / tau))
     du_self_i = -da * s * (1.0 - s) * (scale / tau)
     tl.store(du_self + row, du_self_i, mask=i < T)
     block = tl.cast(head, tl.int64) * tl.num_programs(1) + tl.program_id(1)
     dlam_i = tl.where(i < T, -da * tl.log((i + 1 - start_i).to(tl.float32)), 0.0)
     tl.store(dlam_partial + block, tl.sum(dlam_i, 0))
     # dP1_i = D^-1/2 (sum of dU_ij P2_j over j < i, plus dU_ii P2_i).
-    p2_i = _times(_load(p2[0], i_start, T, K, K.BLOCK_I, K.WHOLE), du_self_i[:, None], K)
+    p2_i = _times(_load(p2, i_start, T, K, K.BLOCK_I, K.WHOLE), du_self_i[:, None], K)
     dp1_i = _plus(_times(dp1_i, 0.5 * scale, K), p2_i, K)
     dp1 = _head(dp1, dp1_strides, head, H)
     _store(dp1, dp1_i, i_start, T, K, K.BLOCK_I)
@@ -566,45 +508,43 @@ def p1_kernel(
 
 @triton.jit
 def _p2_info_tile(
-    sums, owned, p1, dy, rows, i_start, j_start, T, K: tl.constexpr, scale,
-    SPLIT: tl.constexpr, DIAGONAL: tl.constexpr, BOUND: tl.constexpr,
+    sums, owned, p1, dy, head, row_sums, i_start, j_start, T, K: tl.constexpr, scale,
+    BOUND: tl.constexpr,
 ):  # fmt: skip
     """Add the share of the rows at i_start to the gradients of the history at j_start.
 
-    SPLIT: the caller adds Self's share, and DIAGONAL says whether some rows may be in the block of
-    history. BOUND: some rows may be past end_j, the end of a history token's document.
+    BOUND: some rows may be past end_j, the end of a history token's document.
     """
     dp2_j, dinfo_j = sums
     p2_j, info_j, du_self_j, f_self_j, end_j = owned
-    row_tiles, head, row_sums = rows
     i = i_start + tl.arange(0, K.BLOCK_I)
     j = j_start + tl.arange(0, K.BLOCK_J)
-    p1_i = _read(p1, i_start, T, K, K.BLOCK_I, K.WHOLE)
-    dy_i = _read(dy, i_start, T, K, K.BLOCK_I, K.WHOLE)
-    norm_i, mean_h_i = _read_row_sums(row_tiles, head, row_sums, i_start, T, K.BLOCK_I, K.WHOLE)
+    p1_i = _load(p1, i_start, T, K, K.BLOCK_I, K.WHOLE)
+    dy_i = _load(dy, i_start, T, K, K.BLOCK_I, K.WHOLE)
+    at = row_sums + _row_sums_at(head, i, T)
+    # Past T, PAST_END gives F = 0.
+    both = tl.load(at) if K.WHOLE else tl.load(at, mask=(i < T)[:, None], other=PAST_END)
+    norm_i, mean_h_i = tl.split(both)
     # U^T = P2 P1^T and H^T = I G^T (BLOCK_J, BLOCK_I) are formed transposed: some Triton versions
     # miscompile, for Hopper, a dot result that is transposed into another dot. REST products follow
     # their WIDE ones directly: ptxas then waits twice before the first tanh, not four times.
     ut = _scores(p2_j, p1_i, K)
     ht = _scores(info_j, dy_i, K)
-    log2_f, e, t = _flow(ut, norm_i[None, :], scale, p1_i[0], K.SCALED)
-    if SPLIT and DIAGONAL:
-        log2_f = tl.where(j[:, None] < i[None, :], log2_f, float("-inf"))
+    log2_f, e, t = _flow(ut, norm_i[None, :], scale, p1_i[0])
     if BOUND:
         log2_f = tl.where(i[None, :] < end_j[:, None], log2_f, float("-inf"))
     # F^T and 2 dU^T, as in `_p1_tile`.
     ft = tl.exp2(log2_f)
     de = ft * (ht - mean_h_i[None, :])
     dut = de * ((e - e * t) + t) + de
-    if not SPLIT:
-        meets_diagonal = i_start < j_start + K.BLOCK_J
-        if meets_diagonal:
-            past = j[:, None] < i[None, :]
-            own = j[:, None] == i[None, :]
-            ft = tl.where(past, ft, 0.0)
-            if K.TRANSPORT_SELF:
-                ft = tl.where(own, f_self_j[:, None], ft)
-            dut = tl.where(past, dut, tl.where(own, du_self_j[:, None], 0.0))
+    meets_diagonal = i_start < j_start + K.BLOCK_J
+    if meets_diagonal:
+        past = j[:, None] < i[None, :]
+        own = j[:, None] == i[None, :]
+        ft = tl.where(past, ft, 0.0)
+        if K.TRANSPORT_SELF:
+            ft = tl.where(own, f_self_j[:, None], ft)
+        dut = tl.where(past, dut, tl.where(own, du_self_j[:, None], 0.0))
     # dI += F^T G, and dP2 += 2 dU^T P1 (the factor scale / 2 comes at the end).
     dinfo_j = _add_product(dinfo_j, ft, dy_i, K)
     return _add_product(dp2_j, dut, p1_i, K), dinfo_j
@@ -612,15 +552,10 @@ def _p2_info_tile(
 
 @triton.jit
 def _scan_head(
-    sums, p2_j, info_j, p1, dy, row_tiles, ends, head, gate_logit, row_sums, du_self, j_start,
-    H, T, K: tl.constexpr, scale, ALONE: tl.constexpr,
+    sums, p2_j, info_j, p1, dy, ends, head, gate_logit, row_sums, du_self, j_start, H, T,
+    K: tl.constexpr, scale,
 ):  # fmt: skip
-    """Add the share of the rows of `head` to the gradients of the history at j_start.
-
-    ALONE: no other head reads this history, so the sums are still zeros.
-    """
-    # With two tiles of columns, or through pointers, a second loop spills registers or is slower.
-    SPLIT: tl.constexpr = p1[2] is not None and K.REST == 0
+    """Add the share of the rows of `head` to the gradients of the history at j_start."""
     j = j_start + tl.arange(0, K.BLOCK_J)
     rows = tl.cast(head, tl.int64) * T
     # Self's entries: 2 dU_jj, from the stored dU_jj D^-1/2, and F_jj = sigma(S - A).
@@ -629,51 +564,26 @@ def _scan_head(
     if K.TRANSPORT_SELF:
         f_self_j = tl.sigmoid(-tl.load(gate_logit + rows + j, mask=j < T, other=0.0))
 
-    DOCUMENTS: tl.constexpr = ends is not None
     end_j, whole, end = _document_ends(ends, head // H, j_start, T, K.BLOCK_J, K.BLOCK_I)
     first = j_start // K.BLOCK_I * K.BLOCK_I
     owned = p2_j, info_j, du_self_j, f_self_j, end_j
-    numbers = row_tiles, head, row_sums
-    p1 = (_head(p1[0], p1[1], head, H), p1[2], p1[3])
-    dy = (_head(dy[0], dy[1], head, H), dy[2], dy[3])
-    if SPLIT:
-        # The sums begin with Self's share, because ptxas serialises the products (C7515) if a sum
-        # begins with zeros, as dI does in the exchange-only ablation.
-        dp2_j, dinfo_j = sums
-        p1_j = _load(p1[0], j_start, T, K, K.BLOCK_J, K.WHOLE)
-        dp2_self = _times(p1_j, du_self_j[:, None], K)
-        dp2_j = dp2_self if ALONE else _plus(dp2_j, dp2_self, K)
-        if K.TRANSPORT_SELF:
-            dy_j = _load(dy[0], j_start, T, K, K.BLOCK_J, K.WHOLE)
-            dinfo_self = _times(dy_j, f_self_j[:, None], K)
-            dinfo_j = dinfo_self if ALONE else _plus(dinfo_j, dinfo_self, K)
-        sums = dp2_j, dinfo_j
-        # As in the forward pass, the diagonal comes first, in a separate loop.
-        past = tl.minimum(tl.cdiv(j_start + K.BLOCK_J, K.BLOCK_I) * K.BLOCK_I, end)
-        for i_start in tl.range(first, past, K.BLOCK_I, num_stages=1):
-            sums = _p2_info_tile(
-                sums, owned, p1, dy, numbers, i_start, j_start, T, K, scale, SPLIT,
-                DIAGONAL=True, BOUND=DOCUMENTS,
-            )  # fmt: skip
-        first = past
+    p1 = _head(p1[0], p1[1], head, H)
+    dy = _head(dy[0], dy[1], head, H)
     for i_start in range(first, whole, K.BLOCK_I):
         sums = _p2_info_tile(
-            sums, owned, p1, dy, numbers, i_start, j_start, T, K, scale, SPLIT,
-            DIAGONAL=False, BOUND=False,
-        )  # fmt: skip
-    if DOCUMENTS:
+            sums, owned, p1, dy, head, row_sums, i_start, j_start, T, K, scale, BOUND=False
+        )
+    if ends is not None:
         for i_start in tl.range(tl.maximum(first, whole), end, K.BLOCK_I, num_stages=1):
             sums = _p2_info_tile(
-                sums, owned, p1, dy, numbers, i_start, j_start, T, K, scale, SPLIT,
-                DIAGONAL=False, BOUND=True,
-            )  # fmt: skip
+                sums, owned, p1, dy, head, row_sums, i_start, j_start, T, K, scale, BOUND=True
+            )
     return sums
 
 
 @triton.jit(do_not_specialize=["T"])
 def p2_info_kernel(
-    p1, p2, info, dy, p1_tiles, dy_tiles, p1_rests, dy_rests, row_tiles, ends,
-    gate_logit, row_sums, du_self, dp2, dinfo,
+    p1, p2, info, dy, ends, gate_logit, row_sums, du_self, dp2, dinfo,
     p1_strides, p2_strides, info_strides, dy_strides, out_strides, H, T, scale, K: tl.constexpr,
 ):  # fmt: skip
     scale = tl.cast(scale, tl.float32)
@@ -682,24 +592,16 @@ def p2_info_kernel(
     shared = _program_head()
     p2 = _head(p2, p2_strides, shared, H // K.GROUP)
     info = _head(info, info_strides, shared, H // K.GROUP)
-    p2_j = _scaled(_load(p2, j_start, T, K, K.BLOCK_J, K.WHOLE), scale, K.SCALED)
+    p2_j = _load(p2, j_start, T, K, K.BLOCK_J, K.WHOLE)
     info_j = _load(info, j_start, T, K, K.BLOCK_J, K.WHOLE)
     # Sums of dP2 and dI (BLOCK_J, D) over the rows of all GROUP heads that read this history.
     zeros = _zeros(K, K.BLOCK_J)
     sums = zeros, zeros
-    p1 = p1, p1_strides, p1_tiles, p1_rests
-    dy = dy, dy_strides, dy_tiles, dy_rests
-    if K.GROUP == 1:
+    for member in range(K.GROUP):
         sums = _scan_head(
-            sums, p2_j, info_j, p1, dy, row_tiles, ends, shared, gate_logit, row_sums, du_self,
-            j_start, H, T, K, scale, ALONE=True,
+            sums, p2_j, info_j, (p1, p1_strides), (dy, dy_strides), ends, shared * K.GROUP + member,
+            gate_logit, row_sums, du_self, j_start, H, T, K, scale,
         )  # fmt: skip
-    else:
-        for member in range(K.GROUP):
-            sums = _scan_head(
-                sums, p2_j, info_j, p1, dy, row_tiles, ends, shared * K.GROUP + member, gate_logit,
-                row_sums, du_self, j_start, H, T, K, scale, ALONE=False,
-            )  # fmt: skip
     dp2_j, dinfo_j = sums
     dp2 = _head(dp2, out_strides, shared, H // K.GROUP)
     dinfo = _head(dinfo, out_strides, shared, H // K.GROUP)
@@ -711,11 +613,11 @@ def p2_info_kernel(
 
 
 def _options(
-    launch: Launch, p1: Tensor, p2: Tensor, transport_self: bool, described=False, repairs=False
+    launch: Launch, p1: Tensor, p2: Tensor, transport_self: bool, repairs: bool = False
 ) -> dict:
-    """Return the kernel's K and Triton's options. described: the pass uses TMA descriptors."""
+    """Return the kernel's K and Triton's options."""
     D = p1.shape[3]
-    wide, rest = split_width(D, described and launch.padded)
+    wide, rest = split_width(D)
     constants = Constants(
         TRANSPORT_SELF=transport_self,
         D=D,
@@ -724,32 +626,10 @@ def _options(
         BLOCK_I=launch.block_i,
         BLOCK_J=launch.block_j,
         WHOLE=not repairs and p1.shape[2] % max(launch.block_i, launch.block_j) == 0,
-        SCALED=described and scales_exactly(p1),
         ONLINE=repairs or keeps_maximum(p1.dtype),
         GROUP=p1.shape[1] // p2.shape[1],
     )
     return {"K": constants} | launch.options()
-
-
-def scales_exactly(x: Tensor) -> bool:
-    """Whether x (..., D) can be multiplied by half of D^-1/2 without rounding.
-
-    The factor must be a power of two, and small numbers of the dtype must not lose digits.
-    """
-    return math.frexp(0.5 / math.sqrt(x.shape[-1]))[0] == 0.5 and x.dtype != torch.float16
-
-
-def _describe(x: Tensor, rows: int, width: int) -> TensorDescriptor | None:
-    """Describe x (B, H, T, D) to TMA in tiles of `rows` by `width`, zeros past T and D, or None."""
-    return TensorDescriptor(x, x.shape, x.stride(), [1, 1, rows, width]) if width else None
-
-
-def _scanned(launches: Launches, launch: Launch, rows: int, *tensors: Tensor) -> list:
-    """Return descriptors: each tensor's WIDE columns, then each one's REST columns, or Nones."""
-    if not launches.descriptors:
-        return [None] * (2 * len(tensors))
-    parts = split_width(tensors[0].shape[3], launch.padded)
-    return [_describe(x, rows, width) for width in parts for x in tensors]
 
 
 def keeps_maximum(dtype: torch.dtype) -> bool:
@@ -763,14 +643,11 @@ def forward(
 ) -> None:  # fmt: skip
     """Fill y, gate_logit and log_norm. Without a maximum, `repair` must redo rows out of range."""
     _, H, T, D = p1.shape
-    launch, described = launches.forward, launches.descriptors
-    options = _options(launch, p1, p2, transport_self, described)
-    owned = _describe(p1, launch.block_i, options["K"].WIDE) if described else None
     start(
-        forward_kernel, grid(p1, launch.block_i),
-        p1, p2, info, owned, *_scanned(launches, launch, launch.block_j, p2, info),
-        lam, starts, y, gate_logit, log_norm, p1.stride(), p2.stride(), info.stride(), y.stride(),
-        H, T, 1 / math.sqrt(D), tau, **options,
+        forward_kernel, grid(p1, launches.forward.block_i),
+        p1, p2, info, lam, starts, y, gate_logit, log_norm,
+        p1.stride(), p2.stride(), info.stride(), y.stride(), H, T, 1 / math.sqrt(D), tau,
+        **_options(launches.forward, p1, p2, transport_self),
     )  # fmt: skip
 
 
@@ -795,29 +672,21 @@ def backward(
 ) -> Tensor:  # fmt: skip
     """Fill the gradients of p1, p2 and info, and return lam's, a scalar."""
     B, H, T, D = p1.shape
-    scale, described = 1 / math.sqrt(D), launches.descriptors
-    launch = launches.p1
-    # One pair per row; for TMA two vectors per head, each padded to 16 bytes (`_row_sums_at`).
-    row_sums = log_norm.new_empty((B * H, 2, cdiv(T, 4) * 4) if described else (B * H, T, 2))
+    scale, launch = 1 / math.sqrt(D), launches.p1
+    row_sums = log_norm.new_empty((B * H, T, 2))
     du_self = log_norm.new_empty((B, H, T))
     dlam_partial = log_norm.new_empty(B * H * cdiv(T, launch.block_i))
     start(
         p1_kernel, grid(p1, launch.block_i),
-        p1, p2, info, y, dy, *_scanned(launches, launch, launch.block_j, p2, info), starts,
-        gate_logit, log_norm, row_sums, du_self, dlam_partial, dp1,
+        p1, p2, info, y, dy, starts, gate_logit, log_norm, row_sums, du_self, dlam_partial, dp1,
         *(x.stride() for x in (p1, p2, info, y, dy, dp1)), H, T, scale, tau,
-        **_options(launch, p1, p2, transport_self, described),
+        **_options(launch, p1, p2, transport_self),
     )  # fmt: skip
     launch = launches.p2_info
-    row_tiles = None
-    if described:
-        shape, strides = (2 * B * H, T), (row_sums.stride(1), 1)
-        row_tiles = TensorDescriptor(row_sums, shape, strides, [1, launch.block_i])
     start(
         p2_info_kernel, grid(p2, launch.block_j),
-        p1, p2, info, dy, *_scanned(launches, launch, launch.block_i, p1, dy), row_tiles, ends,
-        gate_logit, row_sums, du_self, dp2, dinfo,
+        p1, p2, info, dy, ends, gate_logit, row_sums, du_self, dp2, dinfo,
         *(x.stride() for x in (p1, p2, info, dy, dp2)), H, T, scale,
-        **_options(launch, p1, p2, transport_self, described),
+        **_options(launch, p1, p2, transport_self),
     )  # fmt: skip
     return dlam_partial.sum()
