@@ -1,4 +1,4 @@
-"""`portable.forward_kernel` in Gluon, for BF16 on Hopper, without a running maximum.
+"""`triton_forward.forward_kernel` in Gluon, for BF16 on Hopper, without a running maximum.
 
 `hopper_tiles` explains the terms of Gluon. The product that adds a tile to z ends in the next step.
 One group waits for it together with that step's scores. Several groups turn those scores into

@@ -96,7 +96,7 @@ def launch_forward(
     launch: GluonLaunch, p1: Tensor, p2: Tensor, info: Tensor, lam: Tensor, starts: Tensor | None,
     y: Tensor, gate_logit: Tensor, log_norm: Tensor, tau: float, transport_self: bool,
 ) -> None:  # fmt: skip
-    """Do in Gluon what `portable.forward` does in Triton."""
+    """Do in Gluon what `triton_forward.forward` does in Triton."""
     counter = p1.new_zeros(1, dtype=torch.int32)
     tiles = [part for x in (p1, p2, info, y) for part in _describe(x)]
     given = *tiles, counter, lam, starts, gate_logit, log_norm
@@ -109,7 +109,7 @@ def launch_backward(
     y: Tensor, dy: Tensor, gate_logit: Tensor, log_norm: Tensor, starts: Tensor | None,
     ends: Tensor | None, dp1: Tensor, dp2: Tensor, dinfo: Tensor, tau: float, transport_self: bool,
 ) -> Tensor:  # fmt: skip
-    """Do in Gluon what `portable.backward` does; the second kernel also sums dlam's parts."""
+    """Do in Gluon what `triton_backward.backward` does; the second kernel also sums up dlam."""
     B, H, T, _ = p1.shape
     # Three planes per head, which the first kernel writes and the second reads: -n, -G . Y, and
     # Self's share of the gradient, dL/dU_ii D^-1/2.

@@ -1,4 +1,4 @@
-"""The backward pass over rows, `portable.p1_kernel`, in Gluon, for BF16 on Hopper.
+"""The backward pass over rows, `triton_backward.p1_kernel`, in Gluon, for BF16 on Hopper.
 
 `hopper_tiles` explains the terms of Gluon. A consumer turns U into F while H is formed. The product
 that adds a tile to dP1 ends in the next step: one group waits for it together with that step's U,
@@ -207,7 +207,7 @@ def _consumer(
         de = f * (h_ij - mean_h_i)
         du_ij = de * ((e - e * t) + t) + de
         # dA_i = (1 - g_i) (sum of F_ij H_ij over j < i, minus g_i H_ii), in FP32 from the scores as
-        # in `portable.p1_kernel`; 1 - g = sigma(S - A) = F_ii. dS = -dA.
+        # in `triton_backward.p1_kernel`; 1 - g = sigma(S - A) = F_ii. dS = -dA.
         da = hp.join_sums(history)
         logit = hp.row_numbers(logits, place)
         if TRANSPORT_SELF:

@@ -423,7 +423,7 @@ def only_seen(exponents, documents, bounds, t, BEFORE: gl.constexpr):
 
 @gluon.jit
 def tanh(x):
-    """tanh by the GPU's own instruction, as in `portable._half_tanh`."""
+    """tanh by the GPU's own instruction, as in `triton_tiles.half_tanh`."""
     return gl.inline_asm_elementwise(
         "tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1
     )

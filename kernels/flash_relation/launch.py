@@ -12,7 +12,7 @@ import triton
 from torch import Tensor
 
 from relation.kernels.common import cdiv, empty_tokens
-from relation.kernels.flash_relation import portable
+from relation.kernels.flash_relation import triton_backward, triton_forward, triton_tiles
 from relation.kernels.flash_relation.launches import GluonLaunch, Launches, select_launches
 
 ALIGNMENT = 16  # bytes; TMA needs it for a tensor's start and for all strides but the last
@@ -80,9 +80,9 @@ def launch_forward(
 
             hopper_launch.launch_forward(gluon, *given)
         else:
-            portable.forward(launches, *given)
-        if not portable.keeps_maximum(p1.dtype):
-            portable.repair(launches, *given)
+            triton_forward.forward(launches, *given)
+        if not triton_tiles.keeps_maximum(p1.dtype):
+            triton_forward.repair(launches, *given)
     return without_gaps(y), *rows
 
 
@@ -107,7 +107,9 @@ def launch_backward(
         if not gluon[0]:
             gradients = [empty_tokens(x, x.shape[1]) for x in (p1, p2, info)]
             documents = gate_logit, log_norm, starts, ends
-            dlam = portable.backward(launches, *given, *documents, *gradients, tau, transport_self)
+            dlam = triton_backward.backward(
+                launches, *given, *documents, *gradients, tau, transport_self
+            )
             return *gradients, dlam
         from relation.kernels.flash_relation import hopper_launch
 

@@ -68,10 +68,10 @@ def launch_with(monkeypatch) -> Iterator[Callable[..., None]]:
 @pytest.fixture
 def without_maximum(monkeypatch) -> None:
     """Use BF16's forward pass, which sums without a maximum and repairs rows that overflow."""
-    from relation.kernels.flash_relation import portable
+    from relation.kernels.flash_relation import triton_forward, triton_tiles
 
-    monkeypatch.setattr(portable, "keeps_maximum", lambda dtype: False)
-    monkeypatch.setattr(portable, "REPAIRED_ROWS", 32)
+    monkeypatch.setattr(triton_tiles, "keeps_maximum", lambda dtype: False)
+    monkeypatch.setattr(triton_forward, "REPAIRED_ROWS", 32)
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="run by the test above")

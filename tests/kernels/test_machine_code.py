@@ -281,7 +281,7 @@ def test_no_loop_of_a_gluon_kernel_drops_a_variable(launches, read_anew, monkeyp
 
     monkeypatch.setattr(GluonASTSource, "make_ir", only_read)
     monkeypatch.setattr(hopper_launch, "_launch", until_read)
-    monkeypatch.setattr(flash.portable, "repair", lambda *given: None)
+    monkeypatch.setattr(flash.triton_forward, "repair", lambda *given: None)
     with dropped_variables() as dropped:
         for documents in documents_for(launches):
             compile_flash("sm_90", launches, documents)
