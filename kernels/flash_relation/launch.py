@@ -1,14 +1,12 @@
 """Chooses Gluon or Triton for each pass of FlashRelation, allocates its results and launches it.
 
-A pass runs in Gluon on Hopper unless `why_triton` gives a reason against it; otherwise it runs in
-Triton. `op` makes PyTorch operators of `launch_forward` and `launch_backward`.
+A pass runs in Gluon if `chosen` finds a launch for it, otherwise in Triton. `op` makes PyTorch
+operators of `launch_forward` and `launch_backward`.
 """
 
-import functools
 import math
 
 import torch
-import triton
 from torch import Tensor
 
 from relation.kernels.common import cdiv, empty_tokens
@@ -16,42 +14,22 @@ from relation.kernels.flash_relation import triton_backward, triton_forward, tri
 from relation.kernels.flash_relation.launches import GluonLaunch, Launches, select_launches
 
 ALIGNMENT = 16  # bytes; TMA needs it for a tensor's start and for all strides but the last
-# Gluon is experimental and its names change. The kernels are compiled and tested with these.
-OLDEST_TRITON, NEWEST_TRITON = (3, 6), (3, 8)
 # Without documents, several groups of warps share tiles if the pass owns B H T >= LARGE rows (more
 # than two blocks of up to 192 rows per multiprocessor) and T >= LONG (so rows past T are few).
 LARGE, LONG = 65_536, 2048
 
 
-def why_triton(name: str, launches: Launches, dtype: torch.dtype) -> str | None:
-    """Return why a pass ("forward", "p1" or "p2_info") runs in Triton, or None if it uses Gluon.
-
-    launches: the entry that `select_launches` returns.
-    """
-    if launches.in_gluon(name) is None:
-        return f"launches.py has no Gluon launch of {name} for this GPU, head width and dtype size"
-    if dtype != torch.bfloat16:
-        return "the Gluon kernels take only bfloat16"
-    return _why_no_gluon()
-
-
-@functools.cache
-def _why_no_gluon() -> str | None:
-    version = tuple(map(int, triton.__version__.split(".")[:2]))
-    if OLDEST_TRITON <= version <= NEWEST_TRITON:
-        return None
-    oldest, newest = (".".join(map(str, v)) for v in (OLDEST_TRITON, NEWEST_TRITON))
-    return (
-        f"the Gluon kernels need Triton {oldest} to {newest}, but installed is {triton.__version__}"
-    )
-
-
 def chosen(name: str, launches: Launches, owned: Tensor, documents: bool) -> GluonLaunch | None:
-    """Return the Gluon launch of a pass that owns rows of `owned` (B, H, T, D); None for Triton."""
-    if why_triton(name, launches, owned.dtype):
+    """Return the Gluon launch of a pass ("forward", "p1" or "p2_info"), or None for Triton.
+
+    launches: the entry that `select_launches` returns. owned: the pass owns rows of this (B, H, T,
+    D). The Gluon kernels take only BF16.
+    """
+    if owned.dtype != torch.bfloat16:
         return None
     B, H, T, _ = owned.shape
-    return launches.in_gluon(name, large=not documents and T >= LONG and B * H * T >= LARGE)
+    large = not documents and T >= LONG and B * H * T >= LARGE
+    return (large and launches.gluon_large.get(name)) or launches.gluon.get(name)
 
 
 def launch_forward(

@@ -60,10 +60,10 @@ class Launches:
 
     A program of forward, repair and p1 owns block_i rows; p2_info's owns block_j positions.
     Hopper's 16-bit entries have one stage: Triton before 3.7.1 omits the fence that prefetched
-    tiles require. gluon: the passes that run in Gluon unless `launch.why_triton` gives a
-    reason. It has both p1 and p2_info or neither, because no Triton kernel writes what Gluon's
-    p2_info reads. Only Gluon's launches were timed; Triton's are conservative.
-    gluon_large: used instead of `gluon` for inputs that `launch.chosen` considers large.
+    tiles require. gluon: the passes that run in Gluon for BF16. It has both p1 and p2_info or
+    neither, because no Triton kernel writes what Gluon's p2_info reads. gluon_large: used instead
+    for inputs that `launch.chosen` considers large. Only Gluon's launches were timed; Triton's are
+    conservative.
     """
 
     widest: int
@@ -85,10 +85,6 @@ class Launches:
             if owned % scanned:
                 where = f"{name} at width {self.widest}"
                 raise ValueError(f"{where}: {scanned} does not divide {owned}")
-
-    def in_gluon(self, name: str, large: bool = False) -> GluonLaunch | None:
-        """Return the Gluon launch of a pass, "forward", "p1" or "p2_info", or None."""
-        return (large and self.gluon_large.get(name)) or self.gluon.get(name)
 
 
 # FP32 products do not use tensor cores. Their operands fill the registers, so tiles are small.

@@ -107,13 +107,13 @@ class TestOnDevice:
 
     @pytest.mark.parametrize("width", GLUON_WIDTHS)
     def test_passes_in_gluon_and_in_triton(self, monkeypatch, width):
-        """Gluon, which Hopper uses by default, and Triton, for other versions of Triton."""
+        """Gluon, which Hopper uses for these inputs, and Triton, which other GPUs use."""
         from relation.kernels.flash_relation import launch
 
         entry = launch.select_launches(torch.device("cuda", 0), 2, width)
-        in_gluon = launch.why_triton("forward", entry, torch.bfloat16) is None
-        assert in_gluon == (torch.cuda.get_device_capability(0) == (9, 0))
         inputs = draw(5, (2, 3, 300, width), torch.bfloat16, "cuda")
+        in_gluon = launch.chosen("forward", entry, inputs[0], False) is not None
+        assert in_gluon == (torch.cuda.get_device_capability(0) == (9, 0))
         many_rows = draw(6, (4, 2, 1024, width), torch.bfloat16, "cuda")
         assert_exact(inputs)
         assert_close_to_wide_scores(many_rows)
