@@ -9,29 +9,22 @@ import torch
 from relation.errors import InputError
 from relation.kernels.common import HOPPER, MOST_BLOCKS, OTHER, architecture, cdiv, padded_width
 
-PASSES = ("forward", "repair", "p1", "p2_info")
 # Rows and columns of a Gluon kernel's tile of scores: four warps of 16 rows each.
 GLUON_BLOCK = 64
 
 
 @dataclass(frozen=True)
 class Launch:
-    """How Triton runs one pass, in tiles of block_i rows by block_j positions of history.
-
-    `registers` limits the registers per thread, to fit more programs on a multiprocessor; None
-    leaves the choice to the compiler.
-    """
+    """How Triton runs one pass, in tiles of block_i rows by block_j positions of history."""
 
     block_i: int
     block_j: int
-    warps: int
-    stages: int
-    registers: int | None = None
+    warps: int = 4
+    stages: int = 1
 
     def options(self) -> dict[str, int]:
         """Triton's launch options."""
-        options = {"num_warps": self.warps, "num_stages": self.stages}
-        return options if self.registers is None else options | {"maxnreg": self.registers}
+        return {"num_warps": self.warps, "num_stages": self.stages}
 
 
 @dataclass(frozen=True)
@@ -58,12 +51,12 @@ class GluonLaunch:
 class Launches:
     """The launches of all passes for one architecture and dtype size, up to head width `widest`.
 
-    A program of forward, repair and p1 owns block_i rows; p2_info's owns block_j positions.
-    Hopper's 16-bit entries have one stage: Triton before 3.7.1 omits the fence that prefetched
-    tiles require. gluon: the passes that run in Gluon for BF16. It has both p1 and p2_info or
-    neither, because no Triton kernel writes what Gluon's p2_info reads. gluon_large: used instead
-    for inputs that `launch.chosen` considers large. Only Gluon's launches were timed; Triton's are
-    conservative.
+    A program of forward, repair and p1 owns block_i rows, and block_j must divide it; p2_info's
+    owns block_j positions, and block_i must divide it. Hopper's 16-bit entries have one stage:
+    Triton before 3.7.1 omits the fence that prefetched tiles require. gluon: the passes that run in
+    Gluon for BF16. It has both p1 and p2_info or neither, because no Triton kernel writes what
+    Gluon's p2_info reads. gluon_large: used instead for inputs that `launch.chosen` considers
+    large. Only Gluon's launches were timed; Triton's are conservative.
     """
 
     widest: int
@@ -74,34 +67,23 @@ class Launches:
     gluon: Mapping[str, GluonLaunch] = field(default_factory=dict)
     gluon_large: Mapping[str, GluonLaunch] = field(default_factory=dict)
 
-    def __post_init__(self):
-        if ("p1" in self.gluon) != ("p2_info" in self.gluon):
-            raise ValueError(f"width {self.widest}: gluon needs both p1 and p2_info, or neither")
-        for name in PASSES:
-            launch = getattr(self, name)
-            owned, scanned = launch.block_i, launch.block_j
-            if name == "p2_info":
-                owned, scanned = scanned, owned
-            if owned % scanned:
-                where = f"{name} at width {self.widest}"
-                raise ValueError(f"{where}: {scanned} does not divide {owned}")
-
 
 # FP32 products do not use tensor cores. Their operands fill the registers, so tiles are small.
 _FP32 = Launches(
     128,
-    forward=Launch(16, 16, 4, 1),
-    repair=Launch(16, 16, 4, 1),
-    p1=Launch(32, 16, 4, 1),
-    p2_info=Launch(16, 32, 4, 1),
+    forward=Launch(block_i=16, block_j=16),
+    repair=Launch(block_i=16, block_j=16),
+    p1=Launch(block_i=32, block_j=16),
+    p2_info=Launch(block_i=16, block_j=32),
 )  # fmt: skip
 
 _HOPPER = {
-    "forward": Launch(64, 64, 4, 1),
-    "repair": Launch(64, 32, 4, 1),
-    "p1": Launch(64, 32, 4, 1),
-    "p2_info": Launch(32, 64, 4, 1),
+    "forward": Launch(block_i=64, block_j=64),
+    "repair": Launch(block_i=64, block_j=32),
+    "p1": Launch(block_i=64, block_j=32),
+    "p2_info": Launch(block_i=32, block_j=64),
 }
+
 # Keys: architecture and bytes per element. The first entry that is wide enough is used. Commit
 # aac0f82 was the last with a search (`tune flash`) that prints entries.
 LAUNCHES: dict[tuple[str, int], tuple[Launches, ...]] = {
@@ -110,65 +92,65 @@ LAUNCHES: dict[tuple[str, int], tuple[Launches, ...]] = {
         Launches(
             48, **_HOPPER,
             gluon={
-                "forward": GluonLaunch(3, 80, 3),
-                "p1": GluonLaunch(3, 128, 2),
-                "p2_info": GluonLaunch(3, 128, 2),
+                "forward": GluonLaunch(stages=3, registers=80, programs=3),
+                "p1": GluonLaunch(stages=3, registers=128, programs=2),
+                "p2_info": GluonLaunch(stages=3, registers=128, programs=2),
             },
         ),
         Launches(
             64, **_HOPPER,
             gluon={
-                "forward": GluonLaunch(3, 80, 3),
-                "p1": GluonLaunch(3, 128, 2),
-                "p2_info": GluonLaunch(3, 128, 2),
+                "forward": GluonLaunch(stages=3, registers=80, programs=3),
+                "p1": GluonLaunch(stages=3, registers=128, programs=2),
+                "p2_info": GluonLaunch(stages=3, registers=128, programs=2),
             },
-            gluon_large={"p2_info": GluonLaunch(4, 168, 1, groups=2)},
+            gluon_large={"p2_info": GluonLaunch(stages=4, registers=168, programs=1, groups=2)},
         ),
         Launches(
             80, **_HOPPER,
             gluon={
-                "forward": GluonLaunch(2, 80, 3),
-                "p1": GluonLaunch(3, 128, 2),
-                "p2_info": GluonLaunch(3, 128, 2),
+                "forward": GluonLaunch(stages=2, registers=80, programs=3),
+                "p1": GluonLaunch(stages=3, registers=128, programs=2),
+                "p2_info": GluonLaunch(stages=3, registers=128, programs=2),
             },
         ),
         Launches(
             96, **_HOPPER,
             gluon={
-                "forward": GluonLaunch(2, 80, 3),
-                "p1": GluonLaunch(2, 128, 2),
-                "p2_info": GluonLaunch(2, 128, 2),
+                "forward": GluonLaunch(stages=2, registers=80, programs=3),
+                "p1": GluonLaunch(stages=2, registers=128, programs=2),
+                "p2_info": GluonLaunch(stages=2, registers=128, programs=2),
             },
-            gluon_large={"p2_info": GluonLaunch(4, 168, 1, groups=2)},
+            gluon_large={"p2_info": GluonLaunch(stages=4, registers=168, programs=1, groups=2)},
         ),
         Launches(
             128, **_HOPPER,
             gluon={
-                "forward": GluonLaunch(3, 128, 2, slots=1),
-                "p1": GluonLaunch(2, 128, 2, slots=1),
-                "p2_info": GluonLaunch(2, 128, 2, slots=1),
+                "forward": GluonLaunch(stages=3, registers=128, programs=2, slots=1),
+                "p1": GluonLaunch(stages=2, registers=128, programs=2, slots=1),
+                "p2_info": GluonLaunch(stages=2, registers=128, programs=2, slots=1),
             },
             gluon_large={
-                "forward": GluonLaunch(4, 128, 1, slots=1, groups=3),
-                "p1": GluonLaunch(4, 168, 1, slots=1, groups=2),
-                "p2_info": GluonLaunch(4, 168, 1, slots=1, groups=2),
+                "forward": GluonLaunch(stages=4, registers=128, programs=1, slots=1, groups=3),
+                "p1": GluonLaunch(stages=4, registers=168, programs=1, slots=1, groups=2),
+                "p2_info": GluonLaunch(stages=4, registers=168, programs=1, slots=1, groups=2),
             },
         ),
     ),
     (OTHER, 2): (
         Launches(
             64,
-            forward=Launch(64, 64, 4, 2),
-            repair=Launch(64, 32, 4, 2),
-            p1=Launch(64, 32, 4, 2),
-            p2_info=Launch(32, 64, 4, 1),
+            forward=Launch(block_i=64, block_j=64, stages=2),
+            repair=Launch(block_i=64, block_j=32, stages=2),
+            p1=Launch(block_i=64, block_j=32, stages=2),
+            p2_info=Launch(block_i=32, block_j=64),
         ),
         Launches(
             128,
-            forward=Launch(64, 32, 4, 2),
-            repair=Launch(64, 32, 4, 2),
-            p1=Launch(32, 32, 4, 2),
-            p2_info=Launch(32, 32, 4, 2),
+            forward=Launch(block_i=64, block_j=32, stages=2),
+            repair=Launch(block_i=64, block_j=32, stages=2),
+            p1=Launch(block_i=32, block_j=32, stages=2),
+            p2_info=Launch(block_i=32, block_j=32, stages=2),
         ),
     ),
     (HOPPER, 4): (_FP32,),
@@ -176,7 +158,8 @@ LAUNCHES: dict[tuple[str, int], tuple[Launches, ...]] = {
 }  # fmt: skip
 
 # Triton's interpreter runs programs one after the other. Blocks of one tile keep that short.
-INTERPRETED = Launches(128, *[Launch(16, 16, 1, 1)] * len(PASSES))
+_INTERPRETED = Launch(block_i=16, block_j=16)
+INTERPRETED = Launches(128, _INTERPRETED, _INTERPRETED, _INTERPRETED, _INTERPRETED)
 
 
 @functools.cache

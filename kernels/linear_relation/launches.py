@@ -17,8 +17,8 @@ class Launch(NamedTuple):
 
     block_d: int
     block_v: int
-    num_warps: int
-    num_stages: int
+    num_warps: int = 4
+    num_stages: int = 1
     registers: int | None = None
     programs: int = 0
 
@@ -54,57 +54,57 @@ class Launches:
 
 # FP32 products run on the ordinary cores. Their operands fill registers, so tiles are small.
 _FP32 = Launches(
-    128, 32, "ieee", 1024,
-    prepare=Launch(128, 128, 4, 1),
-    states=Launch(32, 32, 4, 1),
-    output=Launch(16, 128, 8, 1, programs=528),
-    information=Launch(16, 128, 8, 1, programs=528),
-    coordinates=Launch(16, 128, 4, 1, programs=264),
+    widest=128, chunk=32, precision="ieee", programs=1024,
+    prepare=Launch(block_d=128, block_v=128),
+    states=Launch(block_d=32, block_v=32),
+    output=Launch(block_d=16, block_v=128, num_warps=8, programs=528),
+    information=Launch(block_d=16, block_v=128, num_warps=8, programs=528),
+    coordinates=Launch(block_d=16, block_v=128, programs=264),
 )  # fmt: skip
 
 # By architecture and bytes per element. The first entry that is wide enough is used.
 LAUNCHES: dict[tuple[str, int], tuple[Launches, ...]] = {
     (HOPPER, 2): (
         Launches(
-            48, 64, "bf16x3", 512,
-            prepare=Launch(64, 64, 4, 1, 128),
-            states=Launch(64, 64, 4, 1, 128),
-            output=Launch(32, 64, 4, 1, 128, 528),
-            information=Launch(16, 64, 4, 1, 128, 528),
-            coordinates=Launch(16, 64, 4, 1, 128, 176),
-            weak_output=Launch(64, 64, 4, 1, 128),
-            weak_gradients=Launch(64, 64, 4, 1),
+            widest=48, chunk=64, precision="bf16x3", programs=512,
+            prepare=Launch(block_d=64, block_v=64, registers=128),
+            states=Launch(block_d=64, block_v=64, registers=128),
+            output=Launch(block_d=32, block_v=64, registers=128, programs=528),
+            information=Launch(block_d=16, block_v=64, registers=128, programs=528),
+            coordinates=Launch(block_d=16, block_v=64, registers=128, programs=176),
+            weak_output=Launch(block_d=64, block_v=64, registers=128),
+            weak_gradients=Launch(block_d=64, block_v=64),
         ),
         Launches(
-            64, 64, "bf16x3", 256,
-            prepare=Launch(64, 64, 4, 1, 96),
-            states=Launch(64, 64, 4, 3),
-            output=Launch(64, 64, 4, 1, programs=264),
-            information=Launch(32, 64, 4, 1, programs=264),
-            coordinates=Launch(32, 64, 4, 1, 168, 198),
-            weak_output=Launch(64, 64, 4, 1, 168),
-            weak_gradients=Launch(64, 64, 4, 1),
+            widest=64, chunk=64, precision="bf16x3", programs=256,
+            prepare=Launch(block_d=64, block_v=64, registers=96),
+            states=Launch(block_d=64, block_v=64, num_stages=3),
+            output=Launch(block_d=64, block_v=64, programs=264),
+            information=Launch(block_d=32, block_v=64, programs=264),
+            coordinates=Launch(block_d=32, block_v=64, registers=168, programs=198),
+            weak_output=Launch(block_d=64, block_v=64, registers=168),
+            weak_gradients=Launch(block_d=64, block_v=64),
         ),
         Launches(
-            128, 64, "bf16x3", 128,
-            prepare=Launch(32, 32, 4, 1),
-            states=Launch(16, 128, 4, 2),
-            output=Launch(32, 128, 4, 1, 168, 396),
-            information=Launch(16, 128, 4, 1, programs=264),
-            coordinates=Launch(32, 32, 4, 1, 168, 132),
-            weak_output=Launch(32, 128, 4, 2),
-            weak_information=Launch(16, 128, 4, 2),
-            weak_coordinates=Launch(16, 32, 4, 1, 128),
+            widest=128, chunk=64, precision="bf16x3", programs=128,
+            prepare=Launch(block_d=32, block_v=32),
+            states=Launch(block_d=16, block_v=128, num_stages=2),
+            output=Launch(block_d=32, block_v=128, registers=168, programs=396),
+            information=Launch(block_d=16, block_v=128, programs=264),
+            coordinates=Launch(block_d=32, block_v=32, registers=168, programs=132),
+            weak_output=Launch(block_d=32, block_v=128, num_stages=2),
+            weak_information=Launch(block_d=16, block_v=128, num_stages=2),
+            weak_coordinates=Launch(block_d=16, block_v=32, registers=128),
         ),
     ),
     (OTHER, 2): (
         Launches(
-            128, 64, "bf16x3", 1024,
-            prepare=Launch(128, 128, 4, 1),
-            states=Launch(32, 64, 8, 1),
-            output=Launch(16, 128, 8, 1, programs=512),
-            information=Launch(16, 128, 8, 1, programs=512),
-            coordinates=Launch(16, 128, 8, 1, programs=128),
+            widest=128, chunk=64, precision="bf16x3", programs=1024,
+            prepare=Launch(block_d=128, block_v=128),
+            states=Launch(block_d=32, block_v=64, num_warps=8),
+            output=Launch(block_d=16, block_v=128, num_warps=8, programs=512),
+            information=Launch(block_d=16, block_v=128, num_warps=8, programs=512),
+            coordinates=Launch(block_d=16, block_v=128, num_warps=8, programs=128),
         ),
     ),
     (HOPPER, 4): (_FP32,),
@@ -112,19 +112,19 @@ LAUNCHES: dict[tuple[str, int], tuple[Launches, ...]] = {
 }  # fmt: skip
 
 _ANY = Launches(
-    128, 16, "ieee", 4,
-    prepare=Launch(16, 16, 1, 1),
-    states=Launch(16, 16, 1, 1),
-    output=Launch(16, 128, 1, 1, programs=3),
-    information=Launch(16, 128, 1, 1, programs=2),
-    coordinates=Launch(16, 16, 1, 1, programs=5),
+    widest=128, chunk=16, precision="ieee", programs=4,
+    prepare=Launch(block_d=16, block_v=16),
+    states=Launch(block_d=16, block_v=16),
+    output=Launch(block_d=16, block_v=128, programs=3),
+    information=Launch(block_d=16, block_v=128, programs=2),
+    coordinates=Launch(block_d=16, block_v=16, programs=5),
     scan=(1024, 2),
 )  # fmt: skip
-_WEAK = Launch(16, 128, 1, 1)
+_WEAK, _WEAK_COORDINATES = Launch(block_d=16, block_v=128), Launch(block_d=16, block_v=16)
 # One entry per way to process weak chunks. Triton's interpreter uses the first by default.
 INTERPRETED = [
-    replace(_ANY, weak_output=_WEAK, weak_gradients=Launch(128, 128, 1, 1)),
-    replace(_ANY, weak_output=_WEAK, weak_information=_WEAK, weak_coordinates=Launch(16, 16, 1, 1)),
+    replace(_ANY, weak_output=_WEAK, weak_gradients=Launch(block_d=128, block_v=128)),
+    replace(_ANY, weak_output=_WEAK, weak_information=_WEAK, weak_coordinates=_WEAK_COORDINATES),
     _ANY,
 ]
 

@@ -94,7 +94,7 @@ class TestInterpreted:
         """Documents end inside blocks and at their edges. Blocks have several tiles."""
         from relation.kernels.flash_relation.launches import Launch
 
-        rows, history = Launch(32, 16, 1, 1), Launch(16, 32, 1, 1)
+        rows, history = Launch(block_i=32, block_j=16), Launch(block_i=16, block_j=32)
         launch_with(forward=rows, repair=rows, p1=rows, p2_info=history)
         begins = torch.zeros(2, 81, dtype=torch.int64)
         begins[0, [1, 5, 32, 33, 63, 70]] = begins[1, [48, 64]] = 1
@@ -141,7 +141,7 @@ class TestInterpreted:
         """As in the shipped launches: 32 rows with history in tiles of 16, and the reverse."""
         from relation.kernels.flash_relation.launches import Launch
 
-        rows, history = Launch(32, 16, 1, 1), Launch(16, 32, 1, 1)
+        rows, history = Launch(block_i=32, block_j=16), Launch(block_i=16, block_j=32)
         launch_with(forward=rows, repair=rows, p1=rows, p2_info=history)
         for length in (1, 33, 64):
             assert_exact(draw(7, (2, 1, length, width)))
