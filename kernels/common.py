@@ -14,7 +14,6 @@ HOPPER, OTHER = "sm_90", "sm_120"
 COMPILED: dict[tuple, tuple] = {}
 _MOST_COMPILED = 1000
 _BY_VALUE = {int, bool, type(None)}
-MOST_BLOCKS = 65_535  # CUDA's limit for the second and the third dimension of a grid
 
 
 def cdiv(a: int, b: int) -> int:

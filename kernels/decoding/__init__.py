@@ -22,8 +22,6 @@ import torch
 from relation.kernels.available import DTYPES, NARROWEST, WIDEST, why_unavailable
 
 ADD, GATE = "add", "gate"
-# A CUDA launch takes at most 65,535 pieces of a history, of 128 tokens each (`PIECE` in mixers.py).
-LONGEST = 65_535 * 128
 _HOMES = {"history_token": "mixers", "linear_token": "mixers", "draw": "drawing"}
 _HOMES |= {"project": "dense", "embed": "dense"}
 

@@ -14,9 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from relation.errors import InputError
 from relation.kernels.common import cdiv, offset_of_head, padded_width
-from relation.kernels.decoding import LONGEST
 from relation.kernels.decoding.chain import options, wait_for_chain
 
 # Fixed, so that a row's sums have the same order in every batch and at every capacity.
@@ -183,15 +181,14 @@ def history_token(
     projected: (B, H + 2 K, D), contiguous, BF16, FP16 or FP32, before RoPE: H heads of p1, K of p2
     and K of mixed information (or queries, keys and values). Head h reads the shared head
     h // (H / K). history: two tensors (B, K, capacity, D), contiguous, in projected's dtype: p2 and
-    information of earlier tokens (or keys and values). Row b has lengths[b]; the next place is
-    written. tables: RoPE's cosines and sines, (places, D) FP32. lam: one FP32 number. tau: the Self
-    temperature. transport_self: as in `flash_relation`. Returns (B, H D) in projected's dtype.
+    information of earlier tokens (or keys and values); CUDA takes at most 65,535 pieces. Row b has
+    lengths[b]; the next place is written. tables: RoPE's cosines and sines, (places, D) FP32. lam:
+    one FP32 number. tau: the Self temperature. transport_self: as in `flash_relation`. Returns
+    (B, H D) in projected's dtype.
     """
     _, K, capacity, _ = history[0].shape
     B, rows, D = projected.shape
     H = rows - 2 * K
-    if capacity > LONGEST:
-        raise InputError(f"the history has room for {capacity:,} tokens; use at most {LONGEST:,}")
     pieces = cdiv(capacity, PIECE)
     tops = projected.new_empty(B * H, pieces, 2, dtype=torch.float32)
     sums = projected.new_empty(B * H, pieces, D, dtype=torch.float32)

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from relation.errors import InputError
-from relation.kernels.common import HOPPER, MOST_BLOCKS, OTHER, architecture, cdiv, padded_width
+from relation.kernels.common import HOPPER, OTHER, architecture, cdiv, padded_width
 
 # Rows and columns of a Gluon kernel's tile of scores: four warps of 16 rows each.
 GLUON_BLOCK = 64
@@ -192,10 +191,6 @@ def grid(x: torch.Tensor, block: int) -> tuple[int, int, int]:
     """
     B, H, T, D = x.shape
     scanned, blocks = 2 * T * D * x.element_size(), cdiv(T, block)
-    if blocks > MOST_BLOCKS:
-        raise InputError(
-            f"T is {T:,}; a pass takes at most {MOST_BLOCKS * block:,} tokens; split the text"
-        )
     return head_groups(B * H, blocks, scanned, cache_bytes(x.device))
 
 
@@ -208,8 +203,7 @@ def head_groups(heads: int, blocks: int, scanned: int, cache: int) -> tuple[int,
     """
     most = max(1, cache // 2 // scanned)
     size = next(size for size in range(min(most, heads), 0, -1) if heads % size == 0)
-    # If there are more groups than a launch allows, all heads form one group.
-    return (size, blocks, heads // size) if heads // size <= MOST_BLOCKS else (heads, blocks, 1)
+    return size, blocks, heads // size
 
 
 @functools.cache

@@ -6,15 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from relation.errors import InputError
-from relation.kernels.common import (
-    MOST_BLOCKS,
-    cdiv,
-    empty_tokens,
-    next_power_of_2,
-    padded_width,
-    start,
-)
+from relation.kernels.common import cdiv, empty_tokens, next_power_of_2, padded_width, start
 from relation.kernels.linear_relation.general import (
     coordinates_kernel,
     information_kernel,
@@ -58,11 +50,6 @@ class Call(NamedTuple):
         B, H, T, D = p1.shape
         launches = select_launches(p1.device, p1.element_size(), D)
         chunks, length = cdiv(T, launches.chunk), 1
-        if chunks > MOST_BLOCKS:
-            most = MOST_BLOCKS * launches.chunk
-            raise InputError(
-                f"T is {T:,}; a call takes {most:,} tokens at most; split it and pass the state on"
-            )
         while length < LONGEST_SEGMENT and B * H * chunks >= 2 * length * launches.programs:
             length *= 2
         return cls(launches, (B, H, T, D), H // p2.shape[1], chunks, length, cdiv(chunks, length))
