@@ -13,9 +13,9 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents
 
 from relation.kernels.common import cdiv, next_power_of_2
-from relation.kernels.decoding import ADD, GATE
 from relation.kernels.decoding.chain import can_chain, options, wait_for_chain
 
+ADD, GATE = "add", "gate"
 _BLOCK_B = 16
 # By bytes per number. _WHOLE: the most columns of a warp that are loaded at once. _STEP: columns
 # per warp and step if it has more. FP32 has no tensor cores, so threads hold its operands. Every

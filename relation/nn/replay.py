@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from relation.errors import InputError
-from relation.kernels import decoding
+from relation.kernels.available import why_no_decoding
 from relation.nn.cache import Cache, DecodeState, HistoryCache
 from relation.nn.model import Block, Decoder, RopeTables
 from relation.nn.norms import is_patched
@@ -82,7 +82,7 @@ def why_plain(model: Decoder, device: torch.device, dtype: torch.dtype) -> str |
     }.items():
         if used:
             return f"it has {part}, which the kernels do not support"
-    return decoding.why_not(device, dtype, config.head_dim)
+    return why_no_decoding(device, dtype, config.head_dim)
 
 
 class Prepared:
@@ -111,6 +111,9 @@ class Prepared:
         be below the histories' capacity and the tables' length. Weights, states and places exist
         before the first launch, `embed`, so all later launches may be chained.
         """
+        # Imported where it is used because it needs Triton.
+        from relation.kernels import decoding
+
         config, project = self.config, partial(decoding.project, chained=True)
         x = decoding.embed(ids.contiguous(), self.embedding, config.embedding_multiplier or 1.0)
         for layer, cache in zip(self.layers, state.layers, strict=True):
@@ -126,6 +129,8 @@ class Prepared:
         self, layer: BlockWeights, projected: Tensor, cache: Cache, places: Places
     ) -> Tensor:
         """Return the mixer's y, (B, d), from the projections of one token per row."""
+        from relation.kernels import decoding
+
         config, (lengths, active, tables) = self.config, places
         projected = projected.unflatten(1, (-1, config.head_dim))
         if layer.letter == LINEAR:
@@ -233,6 +238,8 @@ class Replay:
         lengths, active, _ = self._places
         logits = self._prepared.token(self.ids, self._state, self._places)
         if kernel_draws(logits, self._sampling):
+            from relation.kernels import decoding
+
             counts = self._place, lengths, active
             arguments = logits, self._temperature, self._numbers, self.ids, counts, self._stop
             decoding.draw(*arguments, chained=True)

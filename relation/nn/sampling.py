@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from relation.errors import InputError
-from relation.kernels import decoding
+from relation.kernels import why_unavailable
 from relation.nn.model import keyed_generator
 
 CHUNK = 256  # uniform numbers are drawn for this many tokens at a time
@@ -69,7 +69,7 @@ def next_token_probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
 def kernel_draws(logits: Tensor, sampling: Sampling) -> bool:
     """Whether a kernel can draw from these logits (B, V): FP32, contiguous, `sampling.whole`."""
     fits = logits.dtype == torch.float32 and logits.is_contiguous()
-    return sampling.whole and fits and decoding.why_unavailable(logits.device) is None
+    return sampling.whole and fits and why_unavailable(logits.device) is None
 
 
 def kernel_temperature(device: torch.device, sampling: Sampling) -> Tensor | None:
@@ -85,6 +85,9 @@ def draw(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> Tensor:
     uniforms: (B,) FP64 in [0, 1), the points at which the cumulative distributions are cut.
     """
     if kernel_draws(logits, sampling):
+        # Imported here because it needs Triton.
+        from relation.kernels import decoding
+
         ids = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
         temperature = kernel_temperature(logits.device, sampling)
         decoding.draw(logits, temperature, uniforms.reshape(1, -1), ids)

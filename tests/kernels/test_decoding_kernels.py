@@ -15,9 +15,13 @@ from interpreter import INTERPRETED, run_interpreted
 from torch import Tensor
 
 from relation import ops
-from relation.kernels import decoding
+from relation.kernels.available import why_no_decoding
 from relation.nn.sampling import Sampling, next_token_probabilities
 from relation.ops.rotations import apply_rope, rope_angles
+
+pytest.importorskip("triton")
+
+from relation.kernels import decoding
 
 HEADS, CAPACITY = 4, 300
 # A piece has 128 tokens: no history, one token, around one piece, and a ragged third piece.
@@ -295,7 +299,6 @@ def test_the_next_token_is_drawn_by_its_probability_on_a_gpu(V):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_every_kernel_compiles_without_spilling(dtype, architecture):
     """With the arguments of a model with head width 64."""
-    pytest.importorskip("triton")
     from fake_gpu import fake_gpu
     from machine_code import SHARED_MEMORY, faults_of, resources_of
 
@@ -326,5 +329,5 @@ def test_every_kernel_compiles_without_spilling(dtype, architecture):
 
 
 def test_a_width_or_dtype_without_kernels_is_named():
-    assert "head width is 8" in decoding.why_not(torch.device("cpu"), torch.float32, 8)
-    assert "float64" in decoding.why_not(torch.device("cpu"), torch.float64, 64)
+    assert "head width is 8" in why_no_decoding(torch.device("cpu"), torch.float32, 8)
+    assert "float64" in why_no_decoding(torch.device("cpu"), torch.float64, 64)
