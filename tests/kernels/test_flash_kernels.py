@@ -110,22 +110,6 @@ class TestInterpreted:
         inputs = sharing(draw(14, (1, heads, 17, width)), shared)
         assert_exact(inputs, transport_self=transport_self)
 
-    def test_gradients_again_and_of_saved_tensors_that_moved(self):
-        """Two backward passes with `retain_graph`, and saved tensors that hooks copy elsewhere."""
-        inputs = draw(15, (1, 2, 17, 16))
-        (*leaves, dy), lam = (x.detach() for x in inputs[:4]), inputs[4]
-        leaves = [x.requires_grad_() for x in (*leaves, lam.reshape(1))]
-        y = kernels.flash_relation(*leaves)
-        first, again = (torch.autograd.grad(y, leaves, dy, retain_graph=True) for _ in range(2))
-        packed = torch.autograd.graph.saved_tensors_hooks(
-            lambda x: x.clone(memory_format=torch.contiguous_format), lambda x: x
-        )
-        with packed:
-            y = kernels.flash_relation(*leaves)
-        moved = torch.autograd.grad(y, leaves, dy)
-        for a, b, c in zip(first, again, moved, strict=True):
-            assert torch.equal(a, b) and torch.equal(a, c) and a.shape == c.shape
-
     def test_dlam(self):
         assert_dlam_exact((1, 1, 9, 16))
         documents = Documents.of(torch.tensor([[0, 0, 1, 1, 1, 1, 1, 1, 2]]))
