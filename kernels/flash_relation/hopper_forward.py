@@ -49,8 +49,8 @@ def _producer(
         for g in gl.static_range(GROUPS):
             at = slot * GROUPS + g
             hp.fetch(p1_tiles, b, h, i_block + BLOCK * g, p1, at, ready.index(slot))
-        first, whole = hp.scan_of(documents, b, i_block, False)
-        for step in range(first, whole + GROUPS):
+        first, diagonal = hp.scan_of(documents, b, i_block, False)
+        for step in range(first, diagonal + GROUPS):
             # Wait until all consumers have left the stage. p2 and info then complete `full`.
             mbarrier.wait(empty.index(stage), phase)
             mbarrier.expect(full.index(stage), 2 * TILE)
@@ -104,37 +104,39 @@ def _consumer(
             hp.scale_tile(p1_i[0], 0.5 * SCALE)
         hp.leave_slot(free, slot, turn, SLOTS, False)
         history = hp.partial_sums(gl.zeros([BLOCK, BLOCK], gl.float32, S))
-        first, whole = hp.scan_of(documents, b, i_start, SPLIT)
+        first, masked_end = hp.scan_of(documents, b, i_start, SPLIT)
         start_i = hp.bound_of(documents, b, i_start + gl.arange(0, BLOCK, gl.SliceLayout(1, S)))
-        for WHOLE in gl.static_range(2 if SPLIT else 1):
-            for step in range(whole if WHOLE else first, i_start // BLOCK if WHOLE else whole):
+        for UNMASKED in gl.static_range(2 if SPLIT else 1):
+            begin = masked_end if UNMASKED else first
+            for step in range(begin, i_start // BLOCK if UNMASKED else masked_end):
                 # Wait for TMA, then form the scores P1 P2^T of a tile (BLOCK, BLOCK).
                 before = stage
                 stage, phase = hp.next_stage(stage, phase, STAGES)
                 mbarrier.wait(full.index(stage), phase)
                 u = hp.begin_scores(p1_i, hp.tile_at(p2, stage), REST)
+                is_after_first, is_after_second = step > first, step > first + 1
                 u, w, z, z_rest = hp.await_scores(
-                    u, w, hp.tile_at(info, before), z, z_rest, step > first + 1, 0, REST, GROUPS
+                    u, w, hp.tile_at(info, before), z, z_rest, is_after_second, 0, REST, GROUPS
                 )
                 # One group: z += W I of the previous step has ended too, so its stage is released.
-                if GROUPS == 1 and step > first:
+                if GROUPS == 1 and is_after_first:
                     hp.leave(empty.index(before))
                 # W_ij = exp(E_ij); l += sum of W_ij over j.
                 e2 = _exponents(u, SCALE, SCALED)
                 weight = gl.exp2(
-                    hp.only_seen(e2, None if WHOLE else documents, start_i, step * BLOCK, False)
+                    hp.only_seen(e2, None if UNMASKED else documents, start_i, step * BLOCK, False)
                 )
                 history += hp.partial_sums(weight)
                 # Several groups: the previous step's z += W I, begun in `await_scores`, ends here.
                 if GROUPS > 1:
                     weight, w, z, z_rest = hp.await_sum(weight, w, z, z_rest, REST)
-                    if step > first:
+                    if is_after_first:
                         hp.leave(empty.index(before))
                 w = gl.convert_layout(weight.to(DTYPE), hp.factors(WIDE))
                 # One group begins z += W I (BLOCK, D) now; the next step waits for it.
                 if GROUPS == 1:
                     z, z_rest = hp.begin_sum(
-                        w, hp.tile_at(info, stage), z, z_rest, step > first, REST
+                        w, hp.tile_at(info, stage), z, z_rest, is_after_first, REST
                     )
 
         # The diagonal: the same waits, with history j < i and Self j = i in one tile.
@@ -142,11 +144,12 @@ def _consumer(
         stage, phase = hp.next_stage(stage, phase, STAGES)
         mbarrier.wait(full.index(stage), phase)
         u = hp.begin_scores(p1_i, hp.tile_at(p2, stage), REST)
-        more = i_start > first * BLOCK + BLOCK
+        is_after_first = i_start > first * BLOCK
+        is_after_second = i_start > first * BLOCK + BLOCK
         u, w, z, z_rest = hp.await_scores(
-            u, w, hp.tile_at(info, before), z, z_rest, more, 0, REST, GROUPS
+            u, w, hp.tile_at(info, before), z, z_rest, is_after_second, 0, REST, GROUPS
         )
-        if GROUPS == 1 and i_start > first * BLOCK:
+        if GROUPS == 1 and is_after_first:
             hp.leave(empty.index(before))
         j = gl.expand_dims(gl.arange(0, BLOCK, gl.SliceLayout(0, S)), 0)
         i = gl.arange(0, BLOCK, gl.SliceLayout(1, S))
@@ -164,12 +167,10 @@ def _consumer(
             weight = gl.where(own, gl.exp2(gl.expand_dims(self2, 1)), weight)
         if GROUPS > 1:
             weight, w, z, z_rest = hp.await_sum(weight, w, z, z_rest, REST)
-            if i_start > first * BLOCK:
+            if is_after_first:
                 hp.leave(empty.index(before))
         w = gl.convert_layout(weight.to(DTYPE), hp.factors(WIDE))
-        z, z_rest = hp.begin_sum(
-            w, hp.tile_at(info, stage), z, z_rest, i_start > first * BLOCK, REST
-        )
+        z, z_rest = hp.begin_sum(w, hp.tile_at(info, stage), z, z_rest, is_after_first, REST)
 
         # A - S = log l_i - (S + lam log i), and n = log2(l_i + Self's weight), each (BLOCK,).
         l_i = hp.join_sums(history)

@@ -70,12 +70,13 @@ def consumer_registers(launch: GluonLaunch) -> int:
 
 
 def _launch(
-    kernel, launch: GluonLaunch, given: tuple, owned: Tensor, scanned: Tensor, numbers: tuple,
+    kernel, launch: GluonLaunch, given: tuple, owned: Tensor, members: int, numbers: tuple,
     transport_self: bool,
 ) -> None:  # fmt: skip
-    """Launch a pass whose programs own blocks of rows of `owned` and scan `scanned`.
+    """Launch a pass whose programs own blocks of rows of `owned`.
 
-    given: the kernel's tensors and descriptors. numbers: its last positional arguments.
+    given: the kernel's tensors and descriptors. members: heads of p1 per head of p2. numbers: the
+    kernel's last positional arguments.
     """
     _, H, _, D = owned.shape
     heads, blocks, rounds = grid(owned, GLUON_BLOCK * launch.groups)
@@ -86,8 +87,7 @@ def _launch(
         kernel, (programs,), *given, heads, blocks, all_blocks, H, *numbers,
         TRANSPORT_SELF=transport_self, WIDE=wide, REST=rest, SCALE=1 / math.sqrt(D),
         STAGES=launch.stages, SLOTS=launch.slots, GROUPS=launch.groups,
-        SCALED=scales_exactly(D), MEMBERS=max(H, scanned.shape[1]) // min(H, scanned.shape[1]),
-        CONSUMER_REGISTERS=consumer_registers(launch),
+        SCALED=scales_exactly(D), MEMBERS=members, CONSUMER_REGISTERS=consumer_registers(launch),
         PRODUCER_REGISTERS=PRODUCER_REGISTERS, **launch.options(),
     )  # fmt: skip
 
@@ -100,8 +100,8 @@ def launch_forward(
     counter = p1.new_zeros(1, dtype=torch.int32)
     tiles = [part for x in (p1, p2, info, y) for part in _describe(x)]
     given = *tiles, counter, lam, starts, gate_logit, log_norm
-    numbers = p1.shape[2], tau
-    _launch(hopper_forward_kernel, launch, given, p1, p2, numbers, transport_self)
+    members, numbers = p1.shape[1] // p2.shape[1], (p1.shape[2], tau)
+    _launch(hopper_forward_kernel, launch, given, p1, members, numbers, transport_self)
 
 
 def launch_backward(
@@ -111,6 +111,7 @@ def launch_backward(
 ) -> Tensor:  # fmt: skip
     """Do in Gluon what `triton_backward.backward` does; the second kernel also sums up dlam."""
     B, H, T, _ = p1.shape
+    members = H // p2.shape[1]
     # Three planes per head, which the first kernel writes and the second reads: -n, -G . Y, and
     # Self's share of the gradient, dL/dU_ii D^-1/2.
     row_sums = log_norm.new_empty((B * H, 3, cdiv(T, 4) * 4))
@@ -126,11 +127,11 @@ def launch_backward(
         norms, logits, sums, counters, starts, parts,
     )  # fmt: skip
     numbers = None if starts is None else T, tau
-    _launch(hopper_p1_kernel, p1_launch, given, p1, p2, numbers, transport_self)
+    _launch(hopper_p1_kernel, p1_launch, given, p1, members, numbers, transport_self)
     given = (
         *p2_tiles, *info_tiles, *p1_tiles, *dy_tiles, *_describe(dp2), *_describe(dinfo),
         logits, sums, counters, ends, parts, dlam,
     )  # fmt: skip
     numbers = T, parts.numel()
-    _launch(hopper_p2_info_kernel, p2_info_launch, given, p2, p1, numbers, transport_self)
+    _launch(hopper_p2_info_kernel, p2_info_launch, given, p2, members, numbers, transport_self)
     return dlam

@@ -64,8 +64,8 @@ def _producer(
         if GROUPS > 1:
             hp.fetch(y_tiles, b, h, i_block + BLOCK, info, stage, full.index(stage))
         stage, phase = hp.next_stage(stage, phase, STAGES)
-        first, whole = hp.scan_of(documents, b, i_block, False)
-        for step in range(first, whole + GROUPS):
+        first, diagonal = hp.scan_of(documents, b, i_block, False)
+        for step in range(first, diagonal + GROUPS):
             mbarrier.wait(empty.index(stage), phase)
             mbarrier.expect(full.index(stage), 2 * TILE)
             hp.fetch(p2_tiles, b, h // MEMBERS, step * BLOCK, p2, stage, full.index(stage))
@@ -128,10 +128,11 @@ def _consumer(
         history = hp.partial_sums(gl.zeros([BLOCK, BLOCK], gl.float32, S))
         hp.leave_slot(free, slot, turn, SLOTS, False)
 
-        first, whole = hp.scan_of(documents, b, i_start, SPLIT)
+        first, masked_end = hp.scan_of(documents, b, i_start, SPLIT)
         start_i = hp.bound_of(documents, b, i_start + gl.arange(0, BLOCK, gl.SliceLayout(1, S)))
-        for WHOLE in gl.static_range(2 if SPLIT else 1):
-            for step in range(whole if WHOLE else first, i_start // BLOCK if WHOLE else whole):
+        for UNMASKED in gl.static_range(2 if SPLIT else 1):
+            begin = masked_end if UNMASKED else first
+            for step in range(begin, i_start // BLOCK if UNMASKED else masked_end):
                 # U = P1 P2^T and H = G I^T of a tile (BLOCK, BLOCK), in this order.
                 before = stage
                 stage, phase = hp.next_stage(stage, phase, STAGES)
@@ -139,8 +140,9 @@ def _consumer(
                 p2_j = hp.tile_at(p2, stage)
                 u = hp.begin_scores(p1_i, p2_j, REST)
                 h_ij = hp.begin_scores(dy_i, hp.tile_at(info, stage), REST)
+                is_after_second = step > first + 1
                 u, du, dp1_i, dp1_rest = hp.await_scores(
-                    u, du, hp.tile_at(p2, before), dp1_i, dp1_rest, step > first + 1, PRODUCTS,
+                    u, du, hp.tile_at(p2, before), dp1_i, dp1_rest, is_after_second, PRODUCTS,
                     REST, GROUPS,
                 )  # fmt: skip
                 # One group: besides U, dP1 += dU P2 of the previous step has ended, so the stage
@@ -153,7 +155,9 @@ def _consumer(
                 e = half_u * t + half_u
                 log2_f = e * LOG2_E - norm_i
                 f = gl.exp2(
-                    hp.only_seen(log2_f, None if WHOLE else documents, start_i, step * BLOCK, False)
+                    hp.only_seen(
+                        log2_f, None if UNMASKED else documents, start_i, step * BLOCK, False
+                    )
                 )
                 # Wait for H, but with several groups not for the dP1 product begun after it.
                 if GROUPS > 1:
@@ -171,7 +175,8 @@ def _consumer(
                     hp.leave(empty.index(before))
                 du = gl.convert_layout(du_ij.to(DTYPE), hp.factors(WIDE))
                 if GROUPS == 1:
-                    dp1_i, dp1_rest = hp.begin_sum(du, p2_j, dp1_i, dp1_rest, step > first, REST)
+                    is_after_first = step > first
+                    dp1_i, dp1_rest = hp.begin_sum(du, p2_j, dp1_i, dp1_rest, is_after_first, REST)
 
         # The diagonal: U and H as above, but each group waits for both at once.
         before = stage
@@ -181,8 +186,10 @@ def _consumer(
         u = hp.begin_scores(p1_i, p2_j, REST)
         h_ij = hp.begin_scores(dy_i, hp.tile_at(info, stage), REST)
         if GROUPS > 1:
-            more = i_start > first * BLOCK + BLOCK
-            dp1_i, dp1_rest = hp.begin_sum(du, hp.tile_at(p2, before), dp1_i, dp1_rest, more, REST)
+            is_after_second = i_start > first * BLOCK + BLOCK
+            dp1_i, dp1_rest = hp.begin_sum(
+                du, hp.tile_at(p2, before), dp1_i, dp1_rest, is_after_second, REST
+            )
             u, h_ij = warpgroup_mma_wait(PRODUCTS, deps=[u, h_ij])
         elif REST > 0:
             u, h_ij, dp1_i, dp1_rest, du = warpgroup_mma_wait(
@@ -227,7 +234,8 @@ def _consumer(
             du_ij, du, dp1_i, dp1_rest = hp.await_sum(du_ij, du, dp1_i, dp1_rest, REST)
             hp.leave(empty.index(before))
         du = gl.convert_layout(du_ij.to(DTYPE), hp.factors(WIDE))
-        dp1_i, dp1_rest = hp.begin_sum(du, p2_j, dp1_i, dp1_rest, i_start > first * BLOCK, REST)
+        is_after_first = i_start > first * BLOCK
+        dp1_i, dp1_rest = hp.begin_sum(du, p2_j, dp1_i, dp1_rest, is_after_first, REST)
 
         # Wait for the diagonal's product and release its stage.
         if REST > 0:
@@ -281,6 +289,8 @@ def hopper_p1_kernel(
     OWNED: gl.constexpr = SLOTS * GROUPS
     p1, dy = hp.allocate_tiles(OWNED, tiles[0]), hp.allocate_tiles(OWNED, tiles[1])
     p2, info = hp.allocate_tiles(STAGES, tiles[3]), hp.allocate_tiles(STAGES, tiles[4])
+    # One number per row each. n and A - S arrive; they become -n and dL/dU_ii D^-1/2, and -G . Y is
+    # added. TMA stores all three from here for p2_info.
     norms = hp.allocate_row_numbers(OWNED, norm_tiles)
     logits = hp.allocate_row_numbers(OWNED, logit_tiles)
     means = hp.allocate_row_numbers(OWNED, sums_tiles)

@@ -112,7 +112,7 @@ def _scan_head(
     they end, counted from the block's start. ALONE: no other head reads this history, so the first
     products replace the sums.
     """
-    tiles, whole, documents, end_j = seen
+    tiles, unmasked_end, documents, end_j = seen
     _, _, p1, dy, norms, means, logits, selves, full, empty, _, _, _ = memory
     DTYPE: gl.constexpr = p1[0].dtype
     S: gl.constexpr = hp.products(BLOCK)
@@ -170,8 +170,8 @@ def _scan_head(
         dp2_j, dp2_rest = hp.begin_sum(dut, p1_i, dp2_j, dp2_rest, not ALONE, REST)
 
     for MASKED in gl.static_range(2 if SPLIT else 1):
-        end = whole if SPLIT and not MASKED else tiles
-        for step in range(max(whole, 1) if MASKED else 1, end):
+        end = unmasked_end if SPLIT and not MASKED else tiles
+        for step in range(max(unmasked_end, 1) if MASKED else 1, end):
             before = stage
             stage, phase = hp.next_stage(stage, phase, STAGES)
             mbarrier.wait(full.index(stage), phase)
@@ -296,12 +296,12 @@ def _consumer(
             dp2_rest = gl.zeros([BLOCK, REST], gl.float32, hp.products(REST))
             dinfo_rest = gl.zeros([BLOCK, REST], gl.float32, hp.products(REST))
         tiles = (T - j_block + BLOCK * GROUPS - 1) // (BLOCK * GROUPS) * GROUPS - ME
-        whole = tiles
+        unmasked_end = tiles
         if documents is not None:
             tiles = _tiles_of_rows(documents, b, j_start)
-            whole = (hp.bound_of(documents, b, j_start) - j_start) // BLOCK
+            unmasked_end = (hp.bound_of(documents, b, j_start) - j_start) // BLOCK
         row = gl.arange(0, BLOCK, gl.SliceLayout(1, hp.products(BLOCK)))
-        seen = tiles, whole, documents, hp.bound_of(documents, b, j_start + row) - j_start
+        seen = tiles, unmasked_end, documents, hp.bound_of(documents, b, j_start + row) - j_start
         for _member in range(MEMBERS):
             dp2_j, dp2_rest, dinfo_j, dinfo_rest, stage, phase = _scan_head(
                 ME, seen, p2_j, info_j, stage, phase, dp2_j, dp2_rest, dinfo_j, dinfo_rest, memory,

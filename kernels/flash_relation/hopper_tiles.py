@@ -245,9 +245,15 @@ def await_scores(
     """Wait for the scores u, but not for BEHIND products that began after them.
 
     left, right: the factors of the previous step. With one group their product is already pending,
-    and this waits for it too. With several groups it begins here, and `await_sum` waits for it. In
-    a block's first step it multiplies leftovers, perhaps a tile that TMA is overwriting. The second
-    step's product replaces that result, because `add` is false in both steps.
+    and this waits for it too. With several groups it begins here, and `await_sum` waits for it:
+
+        step   begun, in this order          waited for here   by `await_sum`   the sum becomes
+        0      U_0, product of leftovers     U_0               leftovers        leftovers
+        1      U_1, product of step 0        U_1               product 0        product 0
+        2      U_2, product of step 1        U_2               product 1        products 0 + 1
+
+    So `add` is true from a block's third step on. Step 0 may multiply the previous block's tile
+    while TMA overwrites it, because step 1 replaces the result.
     """
     if GROUPS > 1:
         total, rest = begin_sum(left, right, total, rest, add, REST)
@@ -335,14 +341,23 @@ def hand_over(work, slot, b, h, t, block):
 
 @gluon.jit
 def slot_of(turn, SLOTS: gl.constexpr):
-    """Return the slot of a program's `turn`-th block."""
+    """Return the slot of a program's `turn`-th block, turn % SLOTS, for SLOTS of 1 or 2.
+
+    `%` and `//` would take more instructions, because the compiler cannot exclude a negative turn.
+    """
     return turn & (SLOTS - 1)
+
+
+@gluon.jit
+def _phase_of(turn, SLOTS: gl.constexpr):
+    """Return the phase of a slot's barriers in a turn, turn // SLOTS % 2."""
+    return (turn >> (SLOTS - 1)) & 1
 
 
 @gluon.jit
 def await_slot(free, turn, SLOTS: gl.constexpr):
     """In the producer: wait until all consumers have left the previous block in a turn's slot."""
-    mbarrier.wait(free.index(slot_of(turn, SLOTS)), ((turn >> (SLOTS - 1)) & 1) ^ 1)
+    mbarrier.wait(free.index(slot_of(turn, SLOTS)), _phase_of(turn, SLOTS) ^ 1)
 
 
 @gluon.jit
@@ -374,7 +389,7 @@ def _number(work, place):
 def receive(work, ready, turn, SLOTS: gl.constexpr):
     """In a consumer: wait for the tiles of block `turn`; return its batch, head and first row."""
     slot = slot_of(turn, SLOTS)
-    mbarrier.wait(ready.index(slot), (turn >> (SLOTS - 1)) & 1)
+    mbarrier.wait(ready.index(slot), _phase_of(turn, SLOTS))
     return _number(work, slot), _number(work, 2 + slot), _number(work, 4 + slot)
 
 
@@ -400,11 +415,11 @@ def scan_of(documents, b, i_start, SPLIT: gl.constexpr):
 
     With SPLIT, all rows see all tiles from there to the diagonal. Without, it is the diagonal.
     """
-    whole = i_start // BLOCK
+    masked_end = i_start // BLOCK
     if SPLIT:
         last = bound_of(documents, b, i_start + BLOCK - 1)
-        whole = gl.minimum((last + BLOCK - 1) // BLOCK, whole)
-    return bound_of(documents, b, i_start) // BLOCK, whole
+        masked_end = gl.minimum((last + BLOCK - 1) // BLOCK, masked_end)
+    return bound_of(documents, b, i_start) // BLOCK, masked_end
 
 
 @gluon.jit

@@ -213,17 +213,19 @@ def _scan_head(
     if K.TRANSPORT_SELF:
         f_self_j = tl.sigmoid(-tl.load(gate_logit + rows + j, mask=j < T, other=0.0))
 
-    end_j, whole, end = tiles.document_ends(ends, head // H, j_start, T, K.BLOCK_J, K.BLOCK_I)
+    end_j, unmasked_end, end = tiles.document_ends(
+        ends, head // H, j_start, T, K.BLOCK_J, K.BLOCK_I
+    )
     first = j_start // K.BLOCK_I * K.BLOCK_I
     owned = p2_j, info_j, du_self_j, f_self_j, end_j
     p1 = tiles.head_at(p1[0], p1[1], head, H)
     dy = tiles.head_at(dy[0], dy[1], head, H)
-    for i_start in range(first, whole, K.BLOCK_I):
+    for i_start in range(first, unmasked_end, K.BLOCK_I):
         sums = _p2_info_tile(
             sums, owned, p1, dy, head, row_sums, i_start, j_start, T, K, scale, BOUND=False
         )
     if ends is not None:
-        for i_start in tl.range(tl.maximum(first, whole), end, K.BLOCK_I, num_stages=1):
+        for i_start in tl.range(tl.maximum(first, unmasked_end), end, K.BLOCK_I, num_stages=1):
             sums = _p2_info_tile(
                 sums, owned, p1, dy, head, row_sums, i_start, j_start, T, K, scale, BOUND=True
             )

@@ -215,9 +215,9 @@ def document_starts(starts, b, i_start, T, BLOCK_I: tl.constexpr, BLOCK_J: tl.co
 
 @triton.jit
 def document_ends(ends, b, j_start, T, BLOCK_J: tl.constexpr, BLOCK_I: tl.constexpr):
-    """Return (end_j, whole, end) for the BLOCK_J tokens of history at j_start of the batch's row b.
+    """Return (end_j, unmasked_end, end) for the BLOCK_J tokens at j_start of the batch's row b.
 
-    end_j: where their documents end (BLOCK_J,). whole: blocks of rows up to here, after the
+    end_j: where their documents end (BLOCK_J,). unmasked_end: blocks of rows up to here, after the
     diagonal, see all of this history. end: no row from here on sees any of it.
     """
     if ends is None:
@@ -226,5 +226,5 @@ def document_ends(ends, b, j_start, T, BLOCK_J: tl.constexpr, BLOCK_I: tl.conste
         ends += tl.cast(b, tl.int64) * T
         j = j_start + tl.arange(0, BLOCK_J)
         end_j = tl.load(ends + j, mask=j < T, other=0)
-        whole = tl.load(ends + j_start) // BLOCK_I * BLOCK_I
-        return end_j, whole, tl.load(ends + tl.minimum(j_start + BLOCK_J, T) - 1)
+        unmasked_end = tl.load(ends + j_start) // BLOCK_I * BLOCK_I
+        return end_j, unmasked_end, tl.load(ends + tl.minimum(j_start + BLOCK_J, T) - 1)

@@ -67,8 +67,8 @@ def _to_middle(p1, p2, exponents, level, d_start, BLOCK: tl.constexpr, K: tl.con
     right = ((t >> level) & 1) == 1
     read = _rows(p1, t, right, d_start, BLOCK, K)
     write = _rows(p2, t, ~right, d_start, BLOCK, K)
-    # The last token left of the middle. If T cuts it off, its block has no token to the right, so
-    # the level has no pair there.
+    # The last token left of the middle: 11 for the tokens 8 to 15, a block of level 2. If T cuts it
+    # off, its block has no token to the right, so the level has no pair there.
     middle = (((t >> level) | 1) << level) - 1
     border = _rows(exponents, middle, middle >= 0, d_start, BLOCK, K)
     own = tiles.load_tokens(exponents, d_start, BLOCK, K)
@@ -145,7 +145,7 @@ def output_kernel(
 @triton.jit
 def _store_pairs(dscores, tile, here, K: tl.constexpr):
     """Store a chunk's FP32 gradient of A: as FP32, or as two BF16 parts in one 32-bit word."""
-    if K.PRECISION == "ieee":
+    if K.IEEE:
         tl.store(tiles.square_of(dscores, here, K), tile)
     else:
         high, low = tiles.split(tile)
@@ -159,7 +159,7 @@ def _times_pairs(dscores, x, here, level, K: tl.constexpr):
     """Return M @ x, FP32. M: what `_store_pairs` stored, masked to the pairs of one level."""
     half = tl.arange(0, K.CHUNK) >> level
     across = half[:, None] == (half ^ 1)[None, :]
-    if K.PRECISION == "ieee":
+    if K.IEEE:
         return tiles.product(
             tl.where(across, tl.load(tiles.square_of(dscores, here, K)), 0.0), x, K
         )

@@ -71,7 +71,7 @@ class Call(NamedTuple):
     def empty_kept(self, like: Tensor) -> tuple[Tensor, ...]:
         """Return memory for what the forward pass saves: `Prepared`, then `States`."""
         _, _, T, D = self.shape
-        wide = torch.float64 if self.launches.precision == "ieee" else torch.float32
+        wide = torch.float64 if self.launches.ieee else torch.float32
         (selves,) = self.empty(like, (3, T))
         (weak,) = self.empty(like, (self.chunks,), dtype=torch.uint8)
         prepared = selves, weak, *self.empty(like, (T, D), (self.chunks, 2, D), dtype=wide)
@@ -91,7 +91,7 @@ class Call(NamedTuple):
             min(block, widest) for block in (launch.block_d, launch.block_v, entry.output.block_d)
         )
         constants = Constants(
-            PRECISION=entry.precision,
+            IEEE=entry.ieee,
             D=D,
             GROUP=self.group,
             # Results are stored as (B, T, H, D), so D divides their strides.

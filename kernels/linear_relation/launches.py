@@ -27,7 +27,7 @@ class Launch(NamedTuple):
 class Launches:
     """The passes for one architecture and element size, up to a head width of `widest`.
 
-    chunk: its tokens, a power of two. precision: see `tiles.Constants`. programs: enough to keep
+    chunk: its tokens, a power of two. ieee: see `tiles.Constants`. programs: enough to keep
     the device busy; segments grow longer only while this many remain. Weak chunks are processed by
     weak_output and either weak_gradients or weak_information and weak_coordinates; if these are
     None, output, information and coordinates process every chunk. A program of coordinates and
@@ -38,7 +38,7 @@ class Launches:
 
     widest: int
     chunk: int
-    precision: str
+    ieee: bool
     programs: int
     prepare: Launch
     states: Launch
@@ -54,7 +54,7 @@ class Launches:
 
 # FP32 products run on the ordinary cores. Their operands fill registers, so tiles are small.
 _FP32 = Launches(
-    widest=128, chunk=32, precision="ieee", programs=1024,
+    widest=128, chunk=32, ieee=True, programs=1024,
     prepare=Launch(block_d=128, block_v=128),
     states=Launch(block_d=32, block_v=32),
     output=Launch(block_d=16, block_v=128, num_warps=8, programs=528),
@@ -66,7 +66,7 @@ _FP32 = Launches(
 LAUNCHES: dict[tuple[str, int], tuple[Launches, ...]] = {
     (HOPPER, 2): (
         Launches(
-            widest=48, chunk=64, precision="bf16x3", programs=512,
+            widest=48, chunk=64, ieee=False, programs=512,
             prepare=Launch(block_d=64, block_v=64, registers=128),
             states=Launch(block_d=64, block_v=64, registers=128),
             output=Launch(block_d=32, block_v=64, registers=128, programs=528),
@@ -76,7 +76,7 @@ LAUNCHES: dict[tuple[str, int], tuple[Launches, ...]] = {
             weak_gradients=Launch(block_d=64, block_v=64),
         ),
         Launches(
-            widest=64, chunk=64, precision="bf16x3", programs=256,
+            widest=64, chunk=64, ieee=False, programs=256,
             prepare=Launch(block_d=64, block_v=64, registers=96),
             states=Launch(block_d=64, block_v=64, num_stages=3),
             output=Launch(block_d=64, block_v=64, programs=264),
@@ -86,7 +86,7 @@ LAUNCHES: dict[tuple[str, int], tuple[Launches, ...]] = {
             weak_gradients=Launch(block_d=64, block_v=64),
         ),
         Launches(
-            widest=128, chunk=64, precision="bf16x3", programs=128,
+            widest=128, chunk=64, ieee=False, programs=128,
             prepare=Launch(block_d=32, block_v=32),
             states=Launch(block_d=16, block_v=128, num_stages=2),
             output=Launch(block_d=32, block_v=128, registers=168, programs=396),
@@ -99,7 +99,7 @@ LAUNCHES: dict[tuple[str, int], tuple[Launches, ...]] = {
     ),
     (OTHER, 2): (
         Launches(
-            widest=128, chunk=64, precision="bf16x3", programs=1024,
+            widest=128, chunk=64, ieee=False, programs=1024,
             prepare=Launch(block_d=128, block_v=128),
             states=Launch(block_d=32, block_v=64, num_warps=8),
             output=Launch(block_d=16, block_v=128, num_warps=8, programs=512),
@@ -112,7 +112,7 @@ LAUNCHES: dict[tuple[str, int], tuple[Launches, ...]] = {
 }  # fmt: skip
 
 _ANY = Launches(
-    widest=128, chunk=16, precision="ieee", programs=4,
+    widest=128, chunk=16, ieee=True, programs=4,
     prepare=Launch(block_d=16, block_v=16),
     states=Launch(block_d=16, block_v=16),
     output=Launch(block_d=16, block_v=128, programs=3),

@@ -22,7 +22,7 @@ LARGEST_OF_16_BITS, LARGEST_OF_FP32 = tl.constexpr(60.0), tl.constexpr(40.0)
 def _load_retention(g, d_start, K: tl.constexpr):
     tile = tiles.load_tokens(g, d_start, K.BLOCK_D, K).to(tl.float32)
     tile = tl.where(tile < STRONGEST, STRONGEST, tile)
-    return tile.to(tl.float64) if K.PRECISION == "ieee" else tile
+    return tile.to(tl.float64) if K.IEEE else tile
 
 
 @triton.jit(do_not_specialize=["T", "chunks"])
@@ -70,7 +70,7 @@ def prepare_kernel(
         tl.store(halves + d, left, mask=d < D)
         tl.store(halves + D + d, right, mask=d < D)
         strongest = tl.minimum(strongest, tl.min(tl.minimum(left, right), 0))
-    largest = LARGEST_OF_FP32 if K.PRECISION == "ieee" else LARGEST_OF_16_BITS
+    largest = LARGEST_OF_FP32 if K.IEEE else LARGEST_OF_16_BITS
     is_weak = SEES_WEAK and strongest >= -largest
     tokens = tl.minimum(T - t_start, K.CHUNK)
     if is_weak & (tokens < K.CHUNK):
@@ -94,14 +94,14 @@ def prepare_kernel(
     for d_start in tl.static_range(0, D, BLOCK_D):
         if D > BLOCK_D:
             g = _load_retention(log_retention, d_start, K)
-        if K.PRECISION == "ieee":
+        if K.IEEE:
             left = tl.sum(tl.where(is_left, g, 0.0), 0)
             exponent = tl.cumsum(g, 0) - left[None, :]
         else:
             exponent = tiles.product(steps.to(tl.bfloat16), g, K)
         exponents = tiles.of_rows(prepared.exponents, head * T * K.D, t_start, T, K.D)
         tiles.store_tokens(exponents, exponent, d_start, BLOCK_D, K)
-    if K.PRECISION != "ieee" and not is_weak:
+    if not K.IEEE and not is_weak:
         # Take both halves from the first and the last exponent: G(0, m) = g_1 - e_1, G(m, n) = e_n.
         # Then the rounding of the product cancels. The barrier makes the stored e_t visible.
         tl.debug_barrier()
@@ -124,7 +124,7 @@ def _from_registers(tile, K: tl.constexpr):
     In a pipelined loop wgmma reads a loaded tile where cp.async put it, and Triton before 3.7.1
     leaves out the fence. Triton stores a computed tile to shared memory, with the fence.
     """
-    if K.PRECISION == "ieee" or tile.dtype == tl.float32:
+    if K.IEEE or tile.dtype == tl.float32:
         return tile
     else:
         return tl.inline_asm_elementwise(

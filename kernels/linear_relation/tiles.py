@@ -21,15 +21,17 @@ NORM_FLOOR = tl.constexpr(1e-12)
 class Constants(NamedTuple):
     """K, the compile-time constants of every kernel.
 
-    PRECISION: "bf16x3" for 16-bit inputs; "ieee" for FP32 inputs, whose exponents are FP64. D:
-    channels per head. GROUP: heads of p1 per head of p2 and info. ALIGNED: a divisor of the strides
-    of batch and heads. CHUNK: tokens per chunk. WHOLE: T is a multiple of CHUNK, so rows need no
-    mask. BLOCK_D, BLOCK_V: relation and information channels per tile. For `general` only: BLOCK_S,
-    the relation channels per step of the scores, equal in both directions; SHARE, the most chunks
-    per program; LEVELS, the halvings from a chunk down to single tokens.
+    IEEE, for FP32 inputs: products are IEEE products of FP32 numbers, and exponents are FP64.
+    Otherwise, for 16-bit inputs, FP32 operands of products are split into BF16 parts (`product`),
+    and exponents are FP32. D: channels per head. GROUP: heads of p1 per head of p2 and info.
+    ALIGNED: a divisor of the strides of batch and heads. CHUNK: tokens per chunk. WHOLE: T is a
+    multiple of CHUNK, so rows need no mask. BLOCK_D, BLOCK_V: relation and information channels per
+    tile. For `general` only: BLOCK_S, the relation channels per step of the scores, equal in both
+    directions; SHARE, the most chunks per program; LEVELS, the halvings from a chunk down to single
+    tokens.
     """
 
-    PRECISION: str
+    IEEE: bool
     D: int
     GROUP: int
     ALIGNED: int
@@ -237,8 +239,8 @@ def load_state(states, place, d_start, K: tl.constexpr):
 
 @triton.jit
 def exp(x, K: tl.constexpr):
-    """Return exp(x) in FP32. "bf16x3" has a relative error of at most 2^-22 + 2^-24 |x|."""
-    if K.PRECISION == "ieee":
+    """Return exp(x) in FP32. Without IEEE the relative error is at most 2^-22 + 2^-24 |x|."""
+    if K.IEEE:
         return tl.exp(x.to(tl.float32))
     else:
         return tl.inline_asm_elementwise(
@@ -272,7 +274,7 @@ def product(a, b, K: tl.constexpr):
 
     Other operands are split into two BF16 parts; low part times low part, below 2^-16, is left out.
     """
-    if K.PRECISION == "ieee":
+    if K.IEEE:
         result = tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")
     elif a.dtype == b.dtype and a.dtype != tl.float32:
         result = tl.dot(a, b)
@@ -296,7 +298,7 @@ def product(a, b, K: tl.constexpr):
 @triton.jit
 def zeros_and_ones(where, K: tl.constexpr):
     """Return a mask as an exact left factor of `product`."""
-    return where.to(tl.float32 if K.PRECISION == "ieee" else tl.bfloat16)
+    return where.to(tl.float32 if K.IEEE else tl.bfloat16)
 
 
 @triton.jit

@@ -52,7 +52,7 @@ def weak_output_kernel(
 @triton.jit
 def _store_scores(scores, tile, here, K: tl.constexpr):
     """Store an FP32 (CHUNK, CHUNK) tile: as FP32, or as the two BF16 parts of a product."""
-    if K.PRECISION == "ieee":
+    if K.IEEE:
         tl.store(tiles.square_of(scores, here, K), tile)
     else:
         high, low = tiles.split(tile)
@@ -64,7 +64,7 @@ def _store_scores(scores, tile, here, K: tl.constexpr):
 @triton.jit
 def _load_scores(scores, here, K: tl.constexpr):
     """Load what `_store_scores` stored: the tile and zero, or its high and low part."""
-    if K.PRECISION == "ieee":
+    if K.IEEE:
         return tl.load(tiles.square_of(scores, here, K)), 0.0
     else:
         scores = scores.to(tl.pointer_type(tl.bfloat16), bitcast=True)
@@ -179,7 +179,7 @@ def weak_coordinates_kernel(
     upper, lower = _load_scores(between.dscores, here, K)
     dread_d += tiles.product(tl.trans(upper), write, K)
     dwrite_d += tiles.product(upper, read, K)
-    if K.PRECISION != "ieee":
+    if not K.IEEE:
         dread_d += tiles.product(tl.trans(lower), tiles.split(write)[0], K)
         dwrite_d += tiles.product(lower, tiles.split(read)[0], K)
 
@@ -197,8 +197,8 @@ def weak_coordinates_kernel(
 
 @triton.jit
 def _parts(tile, K: tl.constexpr):
-    """Return the right operand of `_add_product`: two BF16 parts, or for "ieee" the tile twice."""
-    if K.PRECISION == "ieee":
+    """Return the right operand of `_add_product`: two BF16 parts, or with IEEE the tile twice."""
+    if K.IEEE:
         return tile, tile
     else:
         return tiles.split(tile)
@@ -207,7 +207,7 @@ def _parts(tile, K: tl.constexpr):
 @triton.jit
 def _add_product(result, a, high, low, K: tl.constexpr):
     """Return result + a @ b of FP32 tiles, as `product` forms it. high, low: b's `_parts`."""
-    if K.PRECISION == "ieee":
+    if K.IEEE:
         return tl.dot(a, high, result, input_precision="ieee")
     else:
         a_high, a_low = tiles.split(a)
