@@ -17,10 +17,10 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from relation.errors import InputError
-from relation.kernels.checks import projection_dtype
 from relation.kernels.documents import Documents
 from relation.ops import full_relation_step
 from relation.ops.backends import Automatic
+from relation.ops.precision import projection_dtype
 
 NAME = "relation"
 TAU = 2.0

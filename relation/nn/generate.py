@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from relation.errors import InputError, RunError
-from relation.kernels.checks import projection_dtype
 from relation.nn.cache import DecodeState
 from relation.nn.model import Decoder, check_tokens
 from relation.nn.replay import Prepared, Replay, why_plain
 from relation.nn.sampling import CHUNK, Sampling, draw, uniform_numbers
+from relation.ops.precision import projection_dtype
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from relation.errors import InputError, check_among
-from relation.kernels.checks import projection_dtype
 from relation.kernels.documents import Documents
 from relation.nn.cache import HistoryCache, LinearState
 from relation.nn.model import FullRelationMixer, LinearRelationMixer, places_of, retention_start
 from relation.nn.norms import Normed, is_bare
 from relation.ops.backends import Execution
+from relation.ops.precision import projection_dtype
 from relation.ops.rotations import rope_angles
 from relation.variants import FULL, LINEAR, MIXERS, ModelConfig, check_type
 

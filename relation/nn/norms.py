@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from relation.kernels.checks import cast, once_differentiable, projection_dtype
+from relation.ops.precision import cast, once_differentiable, projection_dtype
 
 
 class Normed(NamedTuple):

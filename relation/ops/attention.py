@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from relation.errors import InputError
-from relation.kernels.checks import check_groups, check_states, without_autocast
+from relation.kernels.checks import check_groups, check_states
 from relation.kernels.documents import Documents, check_documents, unseen
+from relation.ops.precision import without_autocast
 
 
 def scores(p1: Tensor, p2: Tensor) -> Tensor:

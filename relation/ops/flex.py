@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from relation.kernels.checks import without_autocast
 from relation.kernels.documents import Documents, token_counts
 from relation.ops.attention import for_heads
 from relation.ops.full import check_relation
+from relation.ops.precision import without_autocast
 
 _MASKS: "WeakKeyDictionary[Documents, object]" = WeakKeyDictionary()
 

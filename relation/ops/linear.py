@@ -12,9 +12,9 @@ from torch import Tensor
 
 from relation.errors import InputError
 from relation.kernels import checks
-from relation.kernels.checks import without_autocast
 from relation.kernels.documents import Documents, forget_at_starts
 from relation.ops.attention import for_heads
+from relation.ops.precision import without_autocast
 
 CHUNK = 32  # a power of two
 

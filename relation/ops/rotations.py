@@ -8,13 +8,8 @@ from torch.library import define, impl, register_fake
 
 from relation.errors import InputError
 from relation.kernels.available import is_eager, why_unavailable
-from relation.kernels.checks import (
-    cast,
-    check_device,
-    check_floating,
-    check_states,
-    once_differentiable,
-)
+from relation.kernels.checks import check_device, check_floating, check_states
+from relation.ops.precision import cast, once_differentiable
 
 # A PyTorch operator computes cosines and sines. Otherwise torch.compile would fuse them into the
 # kernel that multiplies by them and compute them again for each of B x H x T x D numbers. It is not

@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from relation.kernels.checks import cast, once_differentiable, without_autocast
 from relation.kernels.documents import Documents, token_counts
 from relation.ops.full import check_relation
+from relation.ops.precision import cast, once_differentiable, without_autocast
 
 TILE = 128
 

@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from relation import kernels
 from relation.data.windows import IGNORED, Mask, validation_batches
 from relation.errors import RunError
-from relation.kernels.checks import projection_dtype
 from relation.kernels.documents import Documents
 from relation.machine import to_device
 from relation.nn import Decoder
+from relation.ops.precision import projection_dtype
 
 _WARM_PASSES = 2
 _UPDATES_LATE = 3  # on a GPU, the host launches this many more updates before it waits for one
