@@ -47,6 +47,11 @@ def why_unavailable(device: torch.device | str) -> str | None:
     return _why_gpu_unavailable(device.index)
 
 
+# torch.compiler.assume_constant_result sets this attribute. Calling it would import torch._dynamo,
+# which takes two seconds in every process.
+why_unavailable._dynamo_marked_constant = True
+
+
 def why_no_decoding(device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
     """Return the reason why `relation.kernels.decoding` cannot decode such a model, or None."""
     if dtype not in DTYPES:
@@ -54,11 +59,6 @@ def why_no_decoding(device: torch.device, dtype: torch.dtype, head_dim: int) -> 
     if not NARROWEST <= head_dim <= WIDEST:
         return f"the head width is {head_dim}; the kernels take {NARROWEST} to {WIDEST}"
     return why_unavailable(device)
-
-
-# torch.compiler.assume_constant_result sets this attribute. Calling it would import torch._dynamo,
-# which takes two seconds in every process.
-why_unavailable._dynamo_marked_constant = True
 
 
 @functools.cache  # every eager call asks, and find_spec takes as long as a launch

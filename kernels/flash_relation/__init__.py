@@ -22,11 +22,11 @@ def flash_relation(
 
     p1, p2, info: (B, H, T, D), all BF16, FP16 or FP32, with any strides; D from 16 to 128. p1 and
     p2 come after RoPE, info after Givens mixing. p2 and info may have fewer heads, a divisor of H;
-    neighbouring heads of p1 then share one. A pass takes at most 65,535 tiles per head; T may reach
-    1,048,560 (16-bit inputs on a GPU: 2,097,120 or more). lam: one FP32 number, () or (1,).
-    transport_self: False is the exchange-only ablation (Appendix D.1). The flow F is the same, but
-    only its entries j < i transport information. documents: a token sees only its own document,
-    and i counts within it. The kernels skip tiles of other documents.
+    neighbouring heads of p1 then share one. A pass in Triton takes at most 65,535 blocks per head,
+    so T may reach 1,048,560 (16-bit inputs on a GPU: 2,097,120 or more). lam: one FP32 number, ()
+    or (1,). transport_self: False is the exchange-only ablation (Appendix D.1). The flow F is the
+    same, but only its entries j < i transport information. documents: a token sees only its own
+    document, and i counts within it. The kernels skip tiles of other documents.
 
     Returns (B, H, T, D) in the inputs' dtype, stored as (B, T, H, D). Scores, normalisers and sums
     are FP32. Differentiable once in p1, p2, info and lam; gradients are bitwise repeatable.

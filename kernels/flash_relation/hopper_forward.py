@@ -217,8 +217,6 @@ def hopper_forward_kernel(
     MEMBERS: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     gl.static_assert(GROUPS == 1 or (GROUPS <= 3 and starts is None))
-    # torch.compile passes Python numbers in FP64, which would widen everything they touch.
-    tau = gl.cast(tau, gl.float32)
     tiles = (p1_tiles, p1_rests), (p2_tiles, p2_rests), (info_tiles, info_rests)
     p1 = hp.allocate_tiles(SLOTS * GROUPS, tiles[0])
     p2, info = hp.allocate_tiles(STAGES, tiles[1]), hp.allocate_tiles(STAGES, tiles[2])

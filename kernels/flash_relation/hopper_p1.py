@@ -277,8 +277,6 @@ def hopper_p1_kernel(
 ):  # fmt: skip
     # A stage has two places for Y.
     gl.static_assert(GROUPS == 1 or (GROUPS == 2 and starts is None))
-    # torch.compile passes Python numbers in FP64, which would widen everything they touch.
-    tau = gl.cast(tau, gl.float32)
     tiles = (
         (p1_tiles, p1_rests), (dy_tiles, dy_rests), (y_tiles, y_rests), (p2_tiles, p2_rests),
         (info_tiles, info_rests),

@@ -252,8 +252,9 @@ def await_scores(
         1      U_1, product of step 0        U_1               product 0        product 0
         2      U_2, product of step 1        U_2               product 1        products 0 + 1
 
-    So `add` is true from a block's third step on. Step 0 may multiply the previous block's tile
-    while TMA overwrites it, because step 1 replaces the result.
+    So `add` is true from a block's third step on. Step 0 multiplies a tile that does not belong to
+    the sum (in the forward the previous block's, which TMA may be overwriting), because step 1
+    replaces the result.
     """
     if GROUPS > 1:
         total, rest = begin_sum(left, right, total, rest, add, REST)

@@ -18,12 +18,11 @@ class Launch:
 
     block_i: int
     block_j: int
-    warps: int = 4
     stages: int = 1
 
     def options(self) -> dict[str, int]:
         """Triton's launch options."""
-        return {"num_warps": self.warps, "num_stages": self.stages}
+        return {"num_warps": 4, "num_stages": self.stages}
 
 
 @dataclass(frozen=True)
@@ -203,7 +202,8 @@ def head_groups(heads: int, blocks: int, scanned: int, cache: int) -> tuple[int,
     """
     most = max(1, cache // 2 // scanned)
     size = next(size for size in range(min(most, heads), 0, -1) if heads % size == 0)
-    return size, blocks, heads // size
+    # If there are more groups than CUDA launches, 65,535, all heads form one group.
+    return (size, blocks, heads // size) if heads // size < 2**16 else (heads, blocks, 1)
 
 
 @functools.cache

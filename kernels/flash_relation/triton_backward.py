@@ -54,8 +54,8 @@ def _p1_tile(
     dp1_i, from_history_i, u_self_i, h_self_i = sums
     p1_i, dy_i, norm_i, mean_h_i, i_start, start_i = rows
     p2_j = tiles.load(p2, j_start, T, K, K.BLOCK_J, K.WHOLE or not DIAGONAL)
-    # U = P1 P2^T and H = G I^T (BLOCK_I, BLOCK_J). Where info is loaded was chosen by width on
-    # Hopper, with tiles that TMA brought (commit 0e50ff2c): no spills, no serialised products.
+    # U = P1 P2^T and H = G I^T (BLOCK_I, BLOCK_J). Where info is loaded was chosen by width for
+    # tiles that TMA brought on Hopper (commit 0e50ff2c), and not again for pointers.
     if K.REST == 0:
         info_j = tiles.load(info, j_start, T, K, K.BLOCK_J, K.WHOLE or not DIAGONAL)
     u = tiles.scores(p1_i, p2_j, K)

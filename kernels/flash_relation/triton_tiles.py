@@ -24,8 +24,8 @@ class Constants(NamedTuple):
 
     A tile of D columns is a pair: WIDE columns and, if that saves padding, REST more (80 is
     64 + 16, not 128). If REST is 0, the pair's second element is unused. WHOLE: T is a multiple of
-    both block sizes, so no row needs a mask. ONLINE: the forward keeps a running maximum. GROUP:
-    heads of p1 per head of p2.
+    both block sizes, so loads of tiles mask no rows (never in the repair). ONLINE: the
+    forward keeps a running maximum. GROUP: heads of p1 per head of p2.
     """
 
     TRANSPORT_SELF: bool
@@ -69,7 +69,7 @@ def options(
 
 @triton.jit
 def head_of_program():
-    """Return which of the B H heads a program of `launches.grid` works on."""
+    """Return which of the B H heads a program works on (`launches.grid`, and `repair`)."""
     return tl.program_id(2) * tl.num_programs(0) + tl.program_id(0)
 
 

@@ -21,7 +21,8 @@ def _chunk_of_program(turn, chunks):
     """Return the index, among the chunks of all heads, of this program's chunk at `turn`.
 
     Every turn takes another head if there are enough. This spreads the work, because only some
-    heads usually have chunks that are not weak. turn * chunks must fit 32 bits (`Call.share_out`).
+    heads usually have chunks that are not weak. turn * chunks must fit 32 bits (not
+    checked).
     """
     program, programs = tl.program_id(0), tl.num_programs(0)
     return turn * programs + (program + turn * chunks) % programs

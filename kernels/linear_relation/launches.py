@@ -11,6 +11,7 @@ from relation.kernels.common import HOPPER, OTHER, architecture
 class Launch(NamedTuple):
     """One pass, with tiles of block_d relation channels and block_v information channels.
 
+    prepare, coordinates and weak_coordinates do not use block_v.
     registers: the cap per thread; None sets no cap. programs, for `general`: as many as a GPU holds
     at once, per block of channels, each with several chunks; 0 starts one program per chunk.
     """

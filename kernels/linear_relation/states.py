@@ -48,7 +48,7 @@ def prepare_kernel(
         pair += tl.sum(p1_d * p2_d, 1)
         square1 += tl.sum(p1_d * p1_d, 1)
         square2 += tl.sum(p2_d * p2_d, 1)
-    # torch.compile passes Python numbers as FP64, which would widen the results.
+    # Triton's interpreter passes Python numbers in FP64, which would widen the results.
     S = tl.sigmoid(pair * tl.cast(scale, tl.float32))
     inverse_norm1 = 1.0 / tl.maximum(tl.sqrt(square1), tiles.NORM_FLOOR)
     inverse_norm2 = 1.0 / tl.maximum(tl.sqrt(square2), tiles.NORM_FLOOR)

@@ -21,7 +21,8 @@ NORM_FLOOR = tl.constexpr(1e-12)
 class Constants(NamedTuple):
     """K, the compile-time constants of every kernel.
 
-    IEEE, for FP32 inputs: products are IEEE products of FP32 numbers, and exponents are FP64.
+    IEEE, for FP32 inputs and in the interpreter: products are IEEE products of FP32 numbers, and
+    exponents are FP64.
     Otherwise, for 16-bit inputs, FP32 operands of products are split into BF16 parts (`product`),
     and exponents are FP32. D: channels per head. GROUP: heads of p1 per head of p2 and info.
     ALIGNED: a divisor of the strides of batch and heads. CHUNK: tokens per chunk. WHOLE: T is a
@@ -304,7 +305,7 @@ def zeros_and_ones(where, K: tl.constexpr):
 @triton.jit
 def dlogit_of(sum_read, sum_write, S, scale):
     """Return the gradient of <p1, p2> through Self, (CHUNK, 1), from <r, dr> and <w, dw>."""
-    # torch.compile passes Python numbers as FP64, which would widen the result.
+    # Triton's interpreter passes Python numbers in FP64, which would widen the result.
     return ((sum_read + sum_write) * (1.0 - S) * tl.cast(scale, tl.float32))[:, None]
 
 

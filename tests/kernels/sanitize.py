@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from relation import kernels
 from relation.kernels.documents import Documents
 
-# Width, and columns cut off in front. With a cut, or width 60, TMA descriptors read copies.
+# Width, and columns cut off in front. With a cut, or width 60, TMA reads copies in BF16.
 LAYOUTS = (48, 0), (60, 0), (64, 0), (80, 0), (80, 1), (96, 0), (128, 0)
 LENGTHS = 17, 130
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)

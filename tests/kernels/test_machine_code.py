@@ -211,10 +211,8 @@ FLASH = [
     for (name, size), entries in LAUNCHES.items()
     for entry in entries
     for architecture in ((name,) if name == "sm_90" else ("sm_80", "sm_89", "sm_100", "sm_120"))
-    # Narrower heads of an entry compile to other code: without scaling ahead, or with one tile.
-    for width in {32: (20, 32), 64: (60, 64), 128: (100, 128)}.get(
-        entry.widest if (name, size) == ("sm_90", 2) else 0, (entry.widest,)
-    )
+    # Heads of 60 columns compile to other code than those of 64, without scaling ahead.
+    for width in ((60, 64) if (name, size, entry.widest) == ("sm_90", 2, 64) else (entry.widest,))
 ]
 # Launches for many rows replace the ordinary launches. They take no documents.
 FLASH += [
@@ -290,13 +288,11 @@ def test_no_loop_of_a_gluon_kernel_drops_a_variable(launches, read_anew, monkeyp
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("width", [48, 64, 80, 96, 128])
-def test_flash_relation_on_hopper_without_gluon(width):
-    """The kernels that FP16 uses, at the widths at which BF16 runs in Gluon."""
-    entry = next(entry for entry in LAUNCHES["sm_90", 2] if entry.widest >= width)
-    entry = replace(entry, gluon={}, gluon_large={})
-    for name, kernels in compile_flash("sm_90", entry).items():
-        assert_sound(name, kernels[0], "sm_90", 96)
+@pytest.mark.parametrize("documents", [False, True])
+@pytest.mark.parametrize("entry", LAUNCHES["sm_90", 2], ids=lambda entry: str(entry.widest))
+def test_flash_relation_on_hopper_in_fp16(entry, documents):
+    for name, kernels in compile_flash("sm_90", entry, documents, torch.float16).items():
+        assert_sound(name, kernels[0], "sm_90", 0, stores=True)
 
 
 LINEAR = [
