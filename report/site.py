@@ -222,8 +222,9 @@ def run_groups(
         names = runs[fair.RUN].astype(str).agg("/".join, axis=1)
         anchors = data.anchors(Setting(name), "runs", runs.assign(own_scale=runs["scale"]))
         runs = runs.assign(name=names, anchor=anchors)
-        again = not published and bool(own)
-        made = runs[runs["hash"].isin(own)] if again else runs
+        made = runs[runs["hash"].isin(own)]
+        again = not published and not made.empty
+        made = made if again else runs
         of_campaign = {"campaign": name, "published": "false"} if published else choices
         planned = (CONFIG.parent / "config" / f"{name}.yaml").exists()
         text = command(of_campaign, again, made["name"].iloc[0]) if planned else ""
