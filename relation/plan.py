@@ -311,11 +311,11 @@ def load(config: Path | Mapping = CONFIG, **overrides: Any) -> Campaign:
     campaign = Campaign(choice, raw, campaign_values(choice.campaign, folder))
     # A base may name texts and variants that are not used; the campaign's own file must not.
     file, used = f"{campaign.name}.yaml", {data.corpus: data for data in campaign.data.values()}
-    own = read(folder / file)
-    for variant in own.get("diagnosed", ()):
+    content = read(folder / file)
+    for variant in content.get("diagnosed", ()):
         problem = f"config/{file}: diagnosed: no scale trains {variant}"
         check_among(variant, campaign.trained, problem)
-    for name, corpus in own.get("corpora", {}).items():
+    for name, corpus in content.get("corpora", {}).items():
         if corpus is not None and name not in used:
             raise InputError(
                 f"config/{file}: corpora.{name}: no scale reads it; they read {', '.join(used)}; "

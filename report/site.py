@@ -35,11 +35,10 @@ def build(campaign: plan.Campaign, out: Path, published: bool) -> None:
     published: read only results/published; otherwise only the campaign's own folder. Raises
     InputError if a record is damaged.
     """
-    # The choices that the printed commands take, and whether they make the user's runs again.
+    # Printed commands make the user's runs again, or shipped ones if no others were chosen.
     choices = {k: v for k, v in campaign.settings.items() if k != "settings" and v is not True}
-    own = {run.hash for run in campaign.runs} - {*campaign.shipped()}
-    again = not published and bool(own)
-    choices = choices if again else choices | {"published": "false"}
+    unshipped = {run.hash for run in campaign.runs if not published} - {*campaign.shipped()}
+    choices |= {} if unshipped else {"published": "false"}
     settings = campaign.columns
     stored = [data.load(setting, published, campaign) for setting in settings]
     cells = table.cells(stored, tables.EVERY)
@@ -67,7 +66,7 @@ def build(campaign: plan.Campaign, out: Path, published: bool) -> None:
         "study.html": {"sections": list(map(_section, sections))},
         "assumptions.html": {"assumptions": list(assumptions(campaign))},
         "records.html": {
-            "groups": list(run_groups(campaign, choices, own, published)),
+            "groups": list(run_groups(campaign, choices, unshipped, published)),
             "systems": list(chain(*systems)),
         },
         "index.html": {
@@ -78,7 +77,7 @@ def build(campaign: plan.Campaign, out: Path, published: bool) -> None:
             "claims": by_claim,
             "miniature": miniature,
             "losses": overview.losses(runs),
-            "again": command(choices, again),
+            "again": command(choices, again=bool(unshipped)),
         },
     }
     pages = {name: content for name, content in pages.items() if any(content.values())}
@@ -206,12 +205,12 @@ def _option(value: Any) -> str:
 
 
 def run_groups(
-    campaign: plan.Campaign, choices: Mapping, own: Collection[str], published: bool
+    campaign: plan.Campaign, choices: Mapping, unshipped: Collection[str], published: bool
 ) -> Iterator[dict[str, Any]]:
     """Yield training runs by campaign, with the command for one of them.
 
-    choices: as in `command`. own: hashes of runs that only the user has; if there are any, the
-    command makes the first of them again. published: list the shipped runs of every campaign.
+    choices: as in `command`. unshipped: hashes of runs that only the user has; if one is listed,
+    the command makes the first of them again. published: list every campaign's shipped runs.
     """
     root = records.PUBLISHED if published else records.RESULTS
     shipped = sorted(path.parent.name for path in root.glob("*/runs.parquet")) if published else ()
@@ -222,12 +221,11 @@ def run_groups(
         names = runs[fair.RUN].astype(str).agg("/".join, axis=1)
         anchors = data.anchors(Setting(name), "runs", runs.assign(own_scale=runs["scale"]))
         runs = runs.assign(name=names, anchor=anchors)
-        made = runs[runs["hash"].isin(own)]
-        again = not published and not made.empty
-        made = made if again else runs
+        made_here = runs[runs["hash"].isin(unshipped)]
+        first = (runs if made_here.empty else made_here)["name"].iloc[0]
         of_campaign = {"campaign": name, "published": "false"} if published else choices
         planned = (CONFIG.parent / "config" / f"{name}.yaml").exists()
-        text = command(of_campaign, again, made["name"].iloc[0]) if planned else ""
+        text = command(of_campaign, not made_here.empty, first) if planned else ""
         yield {"name": name, "rows": runs.to_dict("records"), "again": text}
 
 

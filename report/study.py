@@ -56,14 +56,15 @@ def sections(folder: Path, settings: Sequence[data.Records]) -> list[Section]:
     books, tuned, trials = (records.load(records.PUBLISHED / name) for name in names)
     runs, probes = tuned["runs"], tuned["probes"]
     steps, fresh = pd.concat([tuned["steps"], books["steps"]]), fair.runs_of(runs, "10M")
-    primary = replace(comparisons(runs, "primary"), summary=fair_summary(runs))
+    compared = fair.comparison_table(runs)
+    primary = replace(comparisons(compared, "primary"), summary=fair_summary(compared, runs))
     with style.styled():
         readings_table = readings.draw(readings.values(trials), folder)
         return [
             primary,
             worth(fresh, folder),
             Section("arms", arm_table(fresh, probes, steps)),
-            comparisons(runs, "minus-mha"),
+            comparisons(compared, "minus-mha"),
             *elsewhere(runs),
             head_start(runs, probes, folder),
             *rates(runs, folder),
@@ -101,10 +102,10 @@ def answer_section(runs: pd.DataFrame, settings: Sequence[data.Records], folder:
     return Section("answer", figure=True)
 
 
-def fair_summary(runs: pd.DataFrame) -> str:
+def fair_summary(compared: pd.DataFrame, runs: pd.DataFrame) -> str:
     """State the primary comparisons with their verdicts, and how many runs have finished."""
     parts = ["Each variant has its own learning rate, at 10M on the corpus library"]
-    for row in fair.comparison_table(runs).query("family == 'primary'").itertuples():
+    for row in compared.query("family == 'primary'").itertuples():
         value = f"{row.comparison.welch:+.4f} nat/token on {row.comparison.seeds} seeds"
         parts.append(f"{minus(row.over, row.under)}: {value}, {fair.verdict(row)}")
     planned = {run.hash for run in plan.load({"campaign": "fair"}).planned}
@@ -195,10 +196,10 @@ def comparison_columns(comparison: fair.Comparison) -> dict[str, object]:
     }  # fmt: skip
 
 
-def comparisons(runs: pd.DataFrame, family: str) -> Section:
-    """Return the comparisons of a family with their verdicts."""
+def comparisons(compared: pd.DataFrame, family: str) -> Section:
+    """Return a family's comparisons with their verdicts. compared: `fair.comparison_table`."""
     rows = []
-    for row in fair.comparison_table(runs).query("family == @family").itertuples():
+    for row in compared.query("family == @family").itertuples():
         columns = {"comparison": minus(row.over, row.under), "verdict": fair.verdict(row)}
         columns |= comparison_columns(row.comparison)
         rows.append(columns | {"p": p_text(row.p), f"p within ±{fair.MARGIN}": p_text(row.within)})

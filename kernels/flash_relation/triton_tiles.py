@@ -144,10 +144,10 @@ def zeros(K: tl.constexpr, BLOCK: tl.constexpr):
 @triton.jit
 def scores(left, right, K: tl.constexpr):
     """Return left right^T in FP32."""
-    found = tl.dot(left[0], tl.trans(right[0]), input_precision="ieee")
+    product = tl.dot(left[0], tl.trans(right[0]), input_precision="ieee")
     if K.REST > 0:
-        found = tl.dot(left[1], tl.trans(right[1]), found, input_precision="ieee")
-    return found
+        product = tl.dot(left[1], tl.trans(right[1]), product, input_precision="ieee")
+    return product
 
 
 @triton.jit

@@ -93,7 +93,7 @@ def choice_of(command: str) -> tuple[list[str], dict[str, str]]:
 
 def test_a_command_makes_exactly_a_shipped_run() -> None:
     books = plan.load({"campaign": "books"})
-    shipped = site.run_groups(books, {}, own=(), published=True)
+    shipped = site.run_groups(books, {}, unshipped=(), published=True)
     groups = {group["name"]: group for group in shipped}
     assert groups.keys() >= {CAMPAIGN, "books"}
     assert not groups["conversion"]["again"]  # its campaign no longer exists
@@ -118,7 +118,7 @@ def test_a_campaign_without_runs_lists_none(tmp_path: Path, monkeypatch) -> None
     monkeypatch.setattr(records, "RESULTS", tmp_path)
     records.write(tmp_path / "tiny" / "runs.parquet", "runs", [])
     linear = plan.load({"campaign": "tiny", "variants": "linear"})
-    assert not list(site.run_groups(linear, {}, own=(), published=False))
+    assert not list(site.run_groups(linear, {}, unshipped=(), published=False))
 
 
 def test_a_command_has_the_choices_of_the_user() -> None:

@@ -72,7 +72,8 @@ def fair_runs(deviation=0.001, primary=20, **shifts):
 
 def both_tables(runs):
     """The tables of both families of comparisons, indexed by comparison."""
-    tables = {name: study.comparisons(runs, name).table for name in ("primary", "minus-mha")}
+    compared = fair.comparison_table(runs)
+    tables = {name: study.comparisons(compared, name).table for name in ("primary", "minus-mha")}
     return {name: table.set_index("comparison") for name, table in tables.items()}
 
 
