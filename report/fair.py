@@ -29,18 +29,16 @@ def runs_of(runs: pd.DataFrame, scale: str, variation: str = TUNED) -> pd.DataFr
     return runs[(runs["scale"] == scale) & matches]
 
 
-def best_rate(runs: pd.DataFrame) -> tuple[float | None, float]:
+def best_rate(runs: pd.DataFrame) -> tuple[float, float]:
     """Return an arm's learning rate by docs/preregistration.md and its fitted NLL.
 
-    runs: of one arm at one scale. The rate is None while the highest or lowest rate tried has the
-    lowest mean. The fit is NLL = a x² + b x + c, x = log rate, over the rate with the lowest mean
-    and its two neighbours. Its minimum is -b / 2a; if it has none (a <= 0), that rate is taken.
+    runs: of one arm at one scale; lower and higher rates than the best were tried. The fit is NLL =
+    a x² + b x + c, x = log rate, over the rate with the lowest mean and its two neighbours. Its
+    minimum is -b / 2a; if it has none (a <= 0), that rate is taken.
     """
     means = runs.groupby("learning_rate")["final_nll"].mean()
     lowest = int(np.argmin(means))
-    near = means.index[max(lowest - 1, 0) : lowest + 2]
-    if len(near) < 3:  # the best rate is at an edge
-        return None, math.nan
+    near = means.index[lowest - 1 : lowest + 2]
     fitted_runs = runs[runs["learning_rate"].isin(near)]
     fit = np.polyfit(np.log(fitted_runs["learning_rate"]), fitted_runs["final_nll"], 2)
     if fit[0] <= 0:

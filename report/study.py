@@ -284,7 +284,7 @@ def rates(runs: pd.DataFrame, folder: Path) -> Iterator[Section]:
             best, _ = fair.best_rate(arm_runs)
             row = {"variant": title(variant), "runs": str(len(arm_runs))}
             row |= {f"{sign}{x:.3g}": number(mean, ".4f") for x, mean in means.loc[variant].items()}
-            rows.append(row | {"best rate": f"{best:.3g}" if best else "open"})
+            rows.append(row | {"best rate": f"{best:.3g}"})
         times, unit = (1, ", times the variant’s first") if sign else (1e3, " (10⁻³)")
         panels = _rate_panels(scale_runs, means, times, f"learning rate{unit}")
         save(panels, folder / f"{name}.svg")
