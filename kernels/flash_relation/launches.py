@@ -54,7 +54,7 @@ class Launches:
     Triton before 3.7.1 omits the fence that prefetched tiles require. gluon: the passes that run in
     Gluon for BF16. It has both p1 and p2_info or neither, because no Triton kernel writes what
     Gluon's p2_info reads. gluon_large: used instead for inputs that `launch.chosen` considers
-    large. Only Gluon's launches were timed; Triton's are conservative.
+    large. Only Gluon's launches were chosen by their times.
     """
 
     widest: int
