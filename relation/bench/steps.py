@@ -6,7 +6,6 @@ all micro-batches, then clipping and AdamW, as in training.
 
 import itertools
 import time
-from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -93,25 +92,16 @@ def updates(bench: Bench, side: Side, tokens: Path, device: torch.device):
     yield facts
 
 
-def groups_of(sides: Sequence[Side]) -> list[list[Side]]:
-    """Group the sides of a sweep over contexts. The sides of a group are measured together.
-
-    Contexts up to an eighth of the longest form a group (with doubling contexts, under a quarter of
-    the longest's tokens). Every other side is a group by itself, with the whole device memory.
-    """
-    longest = max(side.context for side in sides)
-    short = [side for side in sides if 8 * side.context <= longest]
-    return [group for group in (short, *([s] for s in sides if s not in short)) if group]
-
-
 def measure(bench: Bench, out: Path, data: Path) -> None:
     """Run a benchmark of a campaign on its prepared corpus; write the record of kind `steps`."""
     tokens = data / "train.bin"
     if not (tokens.is_file() and tokens.stat().st_size):
         raise InputError(f"{tokens} is missing or empty; prepare the corpus first")
     by_name = {side.side: side for side in bench.sides}
-    groups = groups_of(bench.sides) if bench.benchmark == "linear-long" else [bench.sides]
-    calls = [{side.side: partial(updates, bench, side, tokens) for side in x} for x in groups]
+    calls = {name: partial(updates, bench, side, tokens) for name, side in by_name.items()}
+    # Contexts are not compared with one another, so each has the whole memory to itself.
+    alone = bench.benchmark == "linear-long"
+    groups = [{name: call} for name, call in calls.items()] if alone else [calls]
 
     def row(name: str, seconds: list[float]) -> dict:
         side = by_name[name]
@@ -127,4 +117,4 @@ def measure(bench: Bench, out: Path, data: Path) -> None:
         }
 
     # No warm-up rounds: on a GPU, the first update of each round is a warm-up.
-    record(bench, out, calls, [()], row, warm_rounds=0)
+    record(bench, out, groups, [()], row, warm_rounds=0)
