@@ -16,6 +16,7 @@ from relation.kernels.common import cdiv, start
 from relation.kernels.flash_relation.hopper_forward import hopper_forward_kernel
 from relation.kernels.flash_relation.hopper_p1 import hopper_p1_kernel
 from relation.kernels.flash_relation.hopper_p2_info import hopper_p2_info_kernel
+from relation.kernels.flash_relation.hopper_tiles import Constants
 from relation.kernels.flash_relation.launches import (
     GLUON_BLOCK,
     GluonLaunch,
@@ -83,12 +84,15 @@ def _launch(
     all_blocks = heads * blocks * rounds
     wide, rest = split_width(D)
     programs = min(all_blocks, launch.programs * multiprocessors(owned.device))
-    start(
-        kernel, (programs,), *given, heads, blocks, all_blocks, H, *numbers,
+    constants = Constants(
         TRANSPORT_SELF=transport_self, WIDE=wide, REST=rest, SCALE=1 / math.sqrt(D),
-        STAGES=launch.stages, SLOTS=launch.slots, GROUPS=launch.groups,
-        SCALED=scales_exactly(D), MEMBERS=members, CONSUMER_REGISTERS=consumer_registers(launch),
-        PRODUCER_REGISTERS=PRODUCER_REGISTERS, **launch.options(),
+        SCALED=scales_exactly(D), STAGES=launch.stages, SLOTS=launch.slots, GROUPS=launch.groups,
+        MEMBERS=members, PRODUCER_REGISTERS=PRODUCER_REGISTERS,
+        CONSUMER_REGISTERS=consumer_registers(launch),
+    )  # fmt: skip
+    start(
+        kernel, (programs,), *given, heads, blocks, all_blocks, H, *numbers, K=constants,
+        **launch.options(),
     )  # fmt: skip
 
 

@@ -48,6 +48,7 @@ second tile is the first one again, and nothing uses it. Descriptors give zeros 
 """
 
 import math
+from typing import NamedTuple
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -70,6 +71,28 @@ THREADS = gl.constexpr(128)  # per consumer
 # Layouts of one number in registers, for the producer's one warp and for a consumer's four.
 IN_PRODUCER = gl.constexpr(gl.BlockedLayout([1], [32], [1], [0]))
 IN_CONSUMER = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))
+
+
+class Constants(NamedTuple):
+    """The compile-time constants of every Gluon kernel, its argument K.
+
+    WIDE, REST, STAGES, SLOTS, GROUPS: see above. SCALE: D^-1/2. SCALED: half of it is a power of
+    two, so a tile is multiplied by it ahead, which is exact. MEMBERS: heads of p1 per head of p2.
+    The last two are registers per thread of the producer's warp group and of consumers 1 and 2.
+    Triton before 3.8 takes no field in `static_range`, only gl.constexpr of it, nor in a list.
+    """
+
+    TRANSPORT_SELF: bool
+    WIDE: int
+    REST: int
+    SCALE: float
+    SCALED: bool
+    STAGES: int
+    SLOTS: int
+    GROUPS: int
+    MEMBERS: int
+    PRODUCER_REGISTERS: int
+    CONSUMER_REGISTERS: int
 
 
 @gluon.constexpr_function
@@ -217,7 +240,7 @@ def begin_scores(left, right, REST: gl.constexpr):
     The left factor is not in registers: in a loop that does not change them, ptxas 12.8 and 12.9
     consider them free after the product and overwrite them (kernels/NOTES.md).
     """
-    scores = gl.zeros([BLOCK, BLOCK], gl.float32, products(BLOCK))
+    scores = zeros(BLOCK)
     scores = warpgroup_mma(left[0], right[0].permute((1, 0)), scores, use_acc=False, is_async=True)
     if REST > 0:
         scores = warpgroup_mma(left[1], right[1].permute((1, 0)), scores, is_async=True)
@@ -281,12 +304,18 @@ def await_sum(done, left, total, rest, REST: gl.constexpr, BEHIND: gl.constexpr 
 
 
 @gluon.jit
+def zeros(WIDTH: gl.constexpr):
+    """FP32 zeros, (BLOCK, WIDTH), as a product has them."""
+    return gl.zeros([BLOCK, WIDTH], gl.float32, products(WIDTH))
+
+
+@gluon.jit
 def no_product(WIDTH: gl.constexpr):
     """Return an initial sum of WIDTH columns, which a block's first product replaces.
 
     A kernel makes it once: zeros in every block would end the overlap of products (C7515).
     """
-    return warpgroup_mma_init(gl.zeros([BLOCK, WIDTH], gl.float32, products(WIDTH)))
+    return warpgroup_mma_init(zeros(WIDTH))
 
 
 @gluon.jit
