@@ -82,44 +82,30 @@ _HOPPER = {
     "p2_info": Launch(block_i=32, block_j=64),
 }
 
+_P2_INFO_LARGE = {"p2_info": GluonLaunch(stages=4, registers=168, programs=1, groups=2)}
+
+
+def _in_gluon(forward_stages: int, backward_stages: int) -> dict[str, GluonLaunch]:
+    """Return the launches in Gluon of heads up to 96 wide: only the stages depend on the width."""
+    backward = GluonLaunch(stages=backward_stages, registers=128, programs=2)
+    forward = GluonLaunch(stages=forward_stages, registers=80, programs=3)
+    return {"forward": forward, "p1": backward, "p2_info": backward}
+
+
 # Keys: architecture and bytes per element. The first entry that is wide enough is used. Commit
 # aac0f82 was the last with a search (`tune flash`) that prints entries.
 LAUNCHES: dict[tuple[str, int], tuple[Launches, ...]] = {
     (HOPPER, 2): (
         Launches(32, **_HOPPER),
+        Launches(48, **_HOPPER, gluon=_in_gluon(forward_stages=3, backward_stages=3)),
         Launches(
-            48, **_HOPPER,
-            gluon={
-                "forward": GluonLaunch(stages=3, registers=80, programs=3),
-                "p1": GluonLaunch(stages=3, registers=128, programs=2),
-                "p2_info": GluonLaunch(stages=3, registers=128, programs=2),
-            },
+            64, **_HOPPER, gluon=_in_gluon(forward_stages=3, backward_stages=3),
+            gluon_large=_P2_INFO_LARGE,
         ),
+        Launches(80, **_HOPPER, gluon=_in_gluon(forward_stages=2, backward_stages=3)),
         Launches(
-            64, **_HOPPER,
-            gluon={
-                "forward": GluonLaunch(stages=3, registers=80, programs=3),
-                "p1": GluonLaunch(stages=3, registers=128, programs=2),
-                "p2_info": GluonLaunch(stages=3, registers=128, programs=2),
-            },
-            gluon_large={"p2_info": GluonLaunch(stages=4, registers=168, programs=1, groups=2)},
-        ),
-        Launches(
-            80, **_HOPPER,
-            gluon={
-                "forward": GluonLaunch(stages=2, registers=80, programs=3),
-                "p1": GluonLaunch(stages=3, registers=128, programs=2),
-                "p2_info": GluonLaunch(stages=3, registers=128, programs=2),
-            },
-        ),
-        Launches(
-            96, **_HOPPER,
-            gluon={
-                "forward": GluonLaunch(stages=2, registers=80, programs=3),
-                "p1": GluonLaunch(stages=2, registers=128, programs=2),
-                "p2_info": GluonLaunch(stages=2, registers=128, programs=2),
-            },
-            gluon_large={"p2_info": GluonLaunch(stages=4, registers=168, programs=1, groups=2)},
+            96, **_HOPPER, gluon=_in_gluon(forward_stages=2, backward_stages=2),
+            gluon_large=_P2_INFO_LARGE,
         ),
         Launches(
             128, **_HOPPER,
