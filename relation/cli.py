@@ -306,10 +306,11 @@ def _last_line(log: Path, hash: str) -> str:
 
 def _generate(campaign: Campaign, options: Namespace) -> None:
     import torch
+    from tokenizers.decoders import DecodeStream
 
     from relation import machine
     from relation.data.tokenizer import END_OF_TEXT, load_tokenizer
-    from relation.nn.generate import Sampling, generate_tokens, stream_text
+    from relation.nn.generate import Sampling, generate_tokens
     from relation.train.checkpoint import load_model
 
     run = campaign.run(options.target)
@@ -322,8 +323,9 @@ def _generate(campaign: Campaign, options: Namespace) -> None:
         stop = tokenizer.token_to_id(END_OF_TEXT)
         tokens = generate_tokens(model, prompt, options.tokens, sampling, stop)
         print(options.prompt, end="", flush=True)
-        for piece in stream_text(tokenizer, tokens):
-            print(piece, end="", flush=True)
+        stream = DecodeStream(skip_special_tokens=False)
+        for token in tokens:  # a character may take several; the last one's piece completes it
+            print(stream.step(tokenizer, token) or "", end="", flush=True)
     print()
 
 

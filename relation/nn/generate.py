@@ -4,9 +4,8 @@ On a GPU each token is one launch of a CUDA graph (`relation.nn.replay`). On a C
 `why_plain` returns a reason, each token is one `model.decode` and one `draw` from its logits.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from numbers import Integral
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -17,9 +16,6 @@ from relation.nn.model import Decoder, check_tokens
 from relation.nn.replay import Prepared, Replay, why_plain
 from relation.nn.sampling import CHUNK, Sampling, draw, uniform_numbers
 from relation.ops.precision import projection_dtype
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
 
 # A prompt that continues a state is read in blocks: the scores of each take BLOCK x T memory.
 BLOCK = 256
@@ -123,21 +119,3 @@ def _plain_steps(
         yield ids.tolist()
         if step + 1 < count:
             logits = model.decode(ids[:, None], state)[:, -1]
-
-
-def stream_text(tokenizer: "Tokenizer", tokens: Iterable[int]) -> Iterator[str]:
-    """Yield the text of byte-level BPE tokens in pieces of whole characters.
-
-    A character whose bytes span several tokens is held back until it is complete. Bytes that never
-    form a character become U+FFFD. The joined pieces equal the decoded text of all tokens.
-    """
-    from tokenizers.decoders import DecodeStream  # here, because the library does not require it
-
-    stream, ids, yielded = DecodeStream(skip_special_tokens=False), [], 0  # yielded: characters
-    for token in tokens:
-        ids.append(token)
-        if piece := stream.step(tokenizer, token):
-            yielded += len(piece)
-            yield piece
-    if remainder := tokenizer.decode(ids, skip_special_tokens=False)[yielded:]:
-        yield remainder

@@ -5,7 +5,6 @@ CUDA graphs. Tests marked gpu run CUDA graphs.
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 
@@ -24,7 +23,6 @@ from relation.nn.generate import (
     continuations,
     generate_batch,
     generate_tokens,
-    stream_text,
     why_plain,
 )
 from relation.nn.replay import Places, Prepared
@@ -123,44 +121,6 @@ def test_broken_weights_are_told():
         model.norm.weight[0] = torch.nan
     broken = generate_tokens(model, [1], 3, GREEDY)
     assert "finite" in refusal(lambda: next(broken), RunError)
-
-
-TEXT = "Naïve — 😀 café, “quoted”\n  日本語 \x00 end…"
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    """Bytes and a few merges, so most characters beyond ASCII take several tokens."""
-    tokenizers = pytest.importorskip("tokenizers")
-    made = tokenizers.ByteLevelBPETokenizer()
-    made.train_from_iterator(["the cat sat on the mat"] * 3, vocab_size=262)
-    return made._tokenizer
-
-
-def test_streamed_text_comes_in_whole_characters_as_soon_as_they_are_complete(tokenizer):
-    pieces: list[str] = []
-    seen: list[int] = []
-
-    def tokens() -> Iterator[int]:
-        for token in tokenizer.encode(TEXT).ids:
-            # All complete characters must be out before the next token is requested.
-            assert "".join(pieces) == tokenizer.decode(seen).rstrip("�")
-            seen.append(token)
-            yield token
-
-    for piece in stream_text(tokenizer, tokens()):
-        pieces.append(piece)
-    assert "".join(pieces) == TEXT and "�" not in "".join(pieces) and "" not in pieces
-
-
-def test_bytes_of_no_character_come_out_as_the_tokenizer_decodes_them(tokenizer):
-    generator = torch.Generator().manual_seed(0)
-    for length in (1, 2, 3, 5, 60):
-        for _ in range(60):
-            ids = torch.randint(262, (length,), generator=generator).tolist()
-            whole = tokenizer.decode(ids, skip_special_tokens=False)
-            assert "".join(stream_text(tokenizer, ids)) == whole
-    assert list(stream_text(tokenizer, tokenizer.encode("é").ids[:1])) == ["�"]
 
 
 MODELS = [
