@@ -371,7 +371,7 @@ def build_parser() -> argparse.ArgumentParser:
         command.add_argument("--config", type=Path, default=CONFIG, help="default: config.yaml")
         command.add_argument("--hash", help="set by Snakemake: the job must have this hash")
         command.add_argument(
-            "choices", nargs="*", metavar="KEY=VALUE", help="keys of config.yaml, as in scales=10M"
+            "choices", nargs="*", default=[], metavar="KEY=VALUE", help="as in config.yaml: seeds=1"
         )
         return command
 
@@ -410,6 +410,10 @@ def _run(arguments: list[str]) -> None:
 
         operators.main(arguments[2:])
         return
+    try:
+        "".join(arguments).encode()
+    except UnicodeEncodeError:
+        raise InputError("an argument is not UTF-8; write it in UTF-8") from None
     parser = build_parser()
     options, further = parser.parse_known_args(arguments)
     options.choices += further  # choices may also follow an option

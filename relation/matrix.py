@@ -83,8 +83,9 @@ class Matrix:
         check_among(corpus, corpora, f"{place}: there is no corpus {corpus!r}")
         values = {"title": corpus, **corpora[corpus].as_dict()}
         streams, path = values.pop("streams", None), values.pop("path", None)
-        if path is None and streams is None:
-            raise InputError(f"{place}: corpora.{corpus} has no path and no streams; give one")
+        if (path is None) == (streams is None):
+            none, both = "no path and no streams; give one", "path and streams; set one to null"
+            raise InputError(f"{place}: corpora.{corpus} has {none if path is None else both}")
         for stream in streams or ():
             if stream.get("revision") is None:
                 where = f"{place}: corpora.{corpus}.streams"

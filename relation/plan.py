@@ -100,6 +100,9 @@ class Campaign:
         if varied and (same := equals.get(varied)):
             raise InputError(f"vary={choice.vary} changes no run: its runs are variation {same}'s")
         self._choose_jobs(choice, chosen)
+        if varied and varied not in {run.variation for run in self.runs}:
+            why = f"it changes {chosen[0]}, the first chosen variation, which has no chosen run"
+            raise InputError(f"vary={choice.vary} makes no run: {why}; choose another")
         self.check = check_job(self.matrix)
         self.columns = self._columns(section.columns or (), chosen, varied)
 
@@ -110,7 +113,13 @@ class Campaign:
             name = f"{base}+{name}"
         options = self.variations[base]
         kept = [scale for scale in self.scales if scale in options.get("scales", self.scales)]
-        self.variations[name] = {**options, "title": name, "scales": kept, **changes}
+        # The change also replaces what the variation sets for single variants.
+        overrides = {
+            variant: {key: value for key, value in own.items() if key not in changes}
+            for variant, own in options.get("overrides", {}).items()
+        }
+        varied = {**options, "overrides": overrides, "title": name, "scales": kept, **changes}
+        self.variations[name] = varied
         return name
 
     def _choose_jobs(self, choice: Choice, variations: list[str]) -> None:

@@ -54,6 +54,9 @@ def sections(folder: Path, settings: Sequence[data.Records]) -> list[Section]:
     folder.mkdir(parents=True, exist_ok=True)
     names = ("books", "fair", "readings")
     books, tuned, trials = (records.load(records.PUBLISHED / name) for name in names)
+    for name, frames in zip(names, (books, tuned, trials), strict=True):
+        if frames["runs"].empty:
+            raise InputError(f"{records.PUBLISHED / name} has no runs; restore its shipped files")
     runs, probes = tuned["runs"], tuned["probes"]
     steps, fresh = pd.concat([tuned["steps"], books["steps"]]), fair.runs_of(runs, "10M")
     compared = fair.comparison_table(runs)

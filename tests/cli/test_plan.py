@@ -143,6 +143,14 @@ def test_a_one_off_is_for_the_chosen_scales_and_its_numbers_are_of_their_keys_ty
     assert longer.runs[-1].flow_window == 256
 
 
+def test_a_one_off_also_changes_what_the_variation_sets_for_single_variants() -> None:
+    vary = "learning_rate=1e-3"
+    campaign = plan.load({"campaign": "fair", "variations": "tuned", "vary": vary})
+    varied = [run for run in campaign.runs if run.variation == f"tuned+{vary}"]
+    assert {run.variant for run in varied} == set(ARMS)
+    assert {run.learning_rate for run in varied} == {1e-3}
+
+
 def test_a_longer_context_moves_no_other_runs_flow(tmp_path) -> None:
     longer = (
         "base: smoke\nvariations: {base: {}, long: {scales: [10M-mini], context: 512, micro: 1}}"
@@ -200,6 +208,10 @@ def test_pairs_beyond_the_matrix_are_trained_and_not_diagnosed(tmp_path) -> None
         ({"vary": "scales=[30M]"}, "scales.0: there is no scale '30M'"),
         ({"campaign": None}, "the key 'campaign' is missing"),
         ({"corpus": "owner/name"}, "OWNER/NAME@REVISION with the commit"),
+        (
+            {"campaign": "fair", "scales": "30M", "vary": "learning_rate=1e-3"},
+            "it changes rate-0.5, the first chosen variation, which has no chosen run",
+        ),
         ({"vary": "learning_rate=1.2e-2"}, "changes no run: its runs are variation base's"),
     ],
 )
@@ -236,6 +248,7 @@ def test_a_wrong_choice_is_refused_in_a_line(choices: dict, message: str) -> Non
         ("base: books\ndocument_mask: documents\nbackends: {mha: cudnn}", "takes no documents"),
         ("base: readings\nlength: {windows: 2}", "length: the key 'variants' is missing; give it"),
         ("base: smoke\ncorpora: {sample: {path: null}}", "corpora.sample has no path and no str"),
+        ("base: paper\ncorpora: {tinystories: {path: y.txt}}", "path and streams; set one"),
         ("base: paper\ncorpora: {tinystories: {streams: [{name: x}]}}", "the key 'path' is mis"),
         ("base: smoke\ncolumns: [{variation: gpt}]", "no variation 'gpt'; did you mean 'gpt2'?"),
         (f"base: smoke\ncolumns: {[{'variation': 'gpt2'}] * 5}", "List should have at most 4"),

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.stats
+from conftest import refusal
 
 from relation import plan
 from relation import records as stored
@@ -228,3 +229,9 @@ def test_the_shipped_comparison_follows_its_protocol(tmp_path):
     first = both_tables(runs)["primary"]
     assert list(first["verdict"]) == ["better, by less than 0.01", "equivalent"]
     assert first["Welch"].iloc[0].startswith("−0.0042") and set(first["seeds"]) == {"48"}
+
+
+def test_a_folder_without_shipped_runs_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    message = refusal(lambda: study.sections(tmp_path, []))
+    assert "results/published/books has no runs; restore" in message
