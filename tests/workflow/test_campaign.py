@@ -168,3 +168,24 @@ def test_a_killed_campaign_goes_on(copy: Path) -> None:
     snakemake(copy, *choice, "--", target)
     assert "continues at update" in (copy / f"results/tiny/logs/train/{name}.log").read_text()
     assert records.read(copy / target, "runs")["trained_tokens"].tolist() == [20_000]
+
+
+def test_a_run_that_outlives_its_snakemake_is_kept(copy: Path) -> None:
+    name = "10M-mini/gradient_clip=0.5/full/42"
+    target = copy / f"results/tiny/runs/{name}/run.parquet"
+    choice = (*TINY, "variants=full", "vary=gradient_clip=0.5")
+    command = [sys.executable, "-m", "snakemake", *choice, "--", str(target.relative_to(copy))]
+    environment = {**os.environ, "PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1"}
+    with (copy / "killed.log").open("w") as log:
+        killed = subprocess.Popen(command, cwd=copy, env=environment, stdout=log, stderr=log)
+    deadline = time.monotonic() + 120
+    while not (copy / f"results/tiny/logs/train/{name}.log").exists():
+        assert killed.poll() is None and time.monotonic() < deadline
+        time.sleep(0.02)
+    killed.kill()
+    killed.wait()
+    while not target.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    snakemake(copy, *choice, "--unlock")
+    assert planned_jobs(copy, *command[3:]) == {}
