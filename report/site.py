@@ -112,10 +112,11 @@ def _write_pages(pages: Mapping[str, Mapping[str, Any]], out: Path, **context: A
     (out / "style.css").write_text(style_sheet, encoding="utf-8")
     for name in PAGES.keys() - pages.keys():
         (out / name).unlink(missing_ok=True)
-    for name, content in pages.items():
+    for name, content in pages.items():  # index.html, the rule's output, is the last
         template = render.HTML.get_template(f"{name}.j2")
         text = template.render(context, here=name, title=PAGES[name], **content)
-        (out / name).write_text(text, encoding="utf-8")
+        with records.atomic(out / name) as temporary:
+            temporary.write_text(text, encoding="utf-8")
 
 
 def command(choices: Mapping, again: bool, run: str = "") -> str:
