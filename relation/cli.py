@@ -341,6 +341,8 @@ def _export(campaign: Campaign, options: Namespace) -> Path:
 
 
 def _publish(campaign: Campaign, options: Namespace) -> str:
+    if any(not choice.startswith("campaign=") for choice in options.choices):
+        raise InputError("publish takes only campaign=: it publishes all collected records")
     return "\n".join(records.publish(campaign.name))
 
 

@@ -46,6 +46,7 @@ def printed(capsys: pytest.CaptureFixture, *arguments: str, status: int = 0) -> 
         (["prepare", "sample-5"], "has no data 'sample-5'; did you mean 'sample-512'?"),
         (["generate", RUN, "--prompt", "a", "--tokens", "many"], "invalid int value: 'many'"),
         (["report", "--published", "seeds=42"], "--published takes no choices"),
+        (["publish", "seeds=42"], "publish takes only campaign="),
         (["recall", "gla"], "campaign smoke has no recall of 'gla'"),
         (["diagnose", RUN], "results/smoke/data/sample-512/data.parquet is missing; run"),
         *(([*job, "--hash", "0123456789abcdef"], "planned was 0123456789abcdef") for job in JOBS),
