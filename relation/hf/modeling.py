@@ -18,6 +18,7 @@ from transformers import (
     PreTrainedModel,
 )
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import can_return_tuple
 
 from relation.errors import InputError, check_among
@@ -25,7 +26,7 @@ from relation.hf.attention import refuse_if
 from relation.kernels.documents import Documents
 from relation.nn import Decoder, DecodeState
 from relation.nn.model import check_tokens, places_of
-from relation.variants import FULL, ModelConfig
+from relation.variants import FULL, ModelConfig, check_type
 
 # Defaults of a 10M model: transformers also makes a configuration without arguments, to compare.
 _FIELDS = {f.name: None if f.default is MISSING else f.default for f in fields(ModelConfig)}
@@ -57,7 +58,10 @@ class RelationConfig(PretrainedConfig):
     }
 
     def __init__(self, **options):
+        # JSON takes no NumPy numbers.
+        options = {name: x.item() if hasattr(x, "item") else x for name, x in options.items()}
         layers = options.get("num_hidden_layers")
+        check_type("num_hidden_layers", layers, int | None)
         if layers is not None and options.get("layout") is None:
             options["layout"] = FULL * layers
         theirs = {name: their for their, name in self.attribute_map.items()}
@@ -370,3 +374,5 @@ class RelationForCausalLM(RelationPreTrainedModel, GenerationMixin):
 AutoConfig.register(RelationConfig.model_type, RelationConfig)
 AutoModel.register(RelationConfig, RelationModel)
 AutoModelForCausalLM.register(RelationConfig, RelationForCausalLM)
+# Trainer's label smoothing shifts the labels of the models listed here, and only of these.
+MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[RelationConfig.model_type] = RelationForCausalLM.__name__

@@ -145,7 +145,9 @@ def default_backend(operator: str, x: Tensor, documents: bool = False, null: boo
         x.is_cuda and x.dtype == torch.bfloat16 and _is_older(x.device, 8)
     )
     if operator == "mha":
-        flashes = _why_no_flash_attention(x.device) is None and not (documents and null)
+        # On a CPU, FlashAttention reads each document alone, which the compiler cannot trace.
+        alone = not x.is_cuda and torch.compiler.is_compiling()
+        flashes = _why_no_flash_attention(x.device) is None and not (documents and (null or alone))
         if flashes and (not x.is_cuda or (narrow and width <= 256)):
             return "flash"
         # PyTorch's memory-efficient kernel needs rows of a multiple of 16 bytes.

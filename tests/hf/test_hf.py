@@ -1,5 +1,6 @@
 """Relation in transformers: the decoder's numbers; saving, generation and training."""
 
+import numpy as np
 import pytest
 import torch
 from conftest import refusal
@@ -66,6 +67,12 @@ def test_a_saved_model_gives_the_decoders_logits(variant, tmp_path):
     decoder.load_state_dict(loaded.model.decoder.state_dict())
 
 
+def test_numbers_of_numpy_are_saved(tmp_path):
+    config = hf.RelationConfig(d_model=np.int64(32), heads=np.int32(4), tau=np.float32(1.5))
+    config.save_pretrained(tmp_path)
+    assert hf.RelationConfig.from_pretrained(tmp_path).model() == config.model()
+
+
 def test_transformers_names_say_the_sizes():
     sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2}
     config = hf.RelationConfig(**sizes, layout="LLLF", num_hidden_layers=4)
@@ -98,6 +105,7 @@ def test_new_weights_start_as_the_decoders_do():
         ({"rope_scaling": {"factor": 2.0}}, "RelationConfig has no rope_scaling; "),
         ({"num_hidden_layers": 12, "layout": "FL"}, "layout 'FL'; give a layout "),
         ({"num_key_value_heads": 3}, "kv_heads is 3 and heads 8"),
+        ({"num_hidden_layers": "4"}, "num_hidden_layers is '4'; give int"),
         ({"layout": ["F", "L"]}, "give str"),
     ],
 )
@@ -167,8 +175,9 @@ def test_checkpointing_changes_no_gradient(variant):
     assert all(map(torch.equal, *gradients)) and len(calls) == 1 + 2
 
 
-def test_compiled_without_a_break_padding_changes_nothing():
-    _, model = build("full", layers=2)
+@pytest.mark.parametrize("variant", ["full", "mha"])
+def test_compiled_without_a_break_padding_changes_nothing(variant):
+    _, model = build(variant, layers=2)
     given = left_padded(prompts()[:2])
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     for mask in (given["attention_mask"], given["attention_mask"].flip(1)):
@@ -320,6 +329,13 @@ def test_trainer_trains_every_parameter(tmp_path):
     transformers.Trainer(model=model, args=options, train_dataset=rows).train()
     assert model(TOKENS, labels=TOKENS).loss < first - 0.1
     assert all(not torch.equal(p, before[name]) for name, p in model.named_parameters())
+    # Smoothed labels are those of the next tokens too.
+    options.label_smoothing_factor = 0.1
+    trainer = transformers.Trainer(model=model.eval(), args=options)
+    loss = trainer.compute_loss(model, {"input_ids": TOKENS, "labels": TOKENS})
+    logits, targets = model(TOKENS).logits[:, :-1].flatten(0, 1), TOKENS[:, 1:].flatten()
+    expected = torch.nn.functional.cross_entropy(logits, targets, label_smoothing=0.1)
+    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=0)
 
 
 @each_layout

@@ -262,6 +262,13 @@ def attend(**options) -> Tensor:
     return relation_attention(Layer(), x, x, x, None, **options)
 
 
+def see() -> None:
+    """A vision model, whose attention modules have no layer_idx."""
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 4}
+    config = transformers.ViTConfig(**sizes, patch_size=2, attn_implementation="relation")
+    transformers.ViTModel(config)(torch.zeros(1, 3, 4, 4))
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -270,7 +277,12 @@ def attend(**options) -> Tensor:
         (lambda: attend(s_aux=torch.zeros(2)), "sinks"),
         (lambda: attend(is_causal=False), "causal"),
         (lambda: llama()(TOKENS[:, :6], torch.ones(1, 1, 6, 5).bool()), "(1, 1, 6, 5); give "),
+        (
+            lambda: llama()(TOKENS[:, :6], torch.eye(6)[None, None].int()),
+            "int32, (1, 1, 6, 6); give",
+        ),
         (lambda: add_lambda(torch.nn.Linear(2, 2)), "Llama-type"),
+        (see, "Attention has no lambda"),
     ],
 )
 def test_what_relation_has_not_is_refused(call, message):
