@@ -140,7 +140,8 @@ class HistoryCache(Cache):
         capacity = max(tokens, 2 * self.capacity if self.tensors else self.capacity)
         # Zeros, because places after a shorter row's end are read too, with weight 0.
         try:
-            buffers = tuple(s.new_zeros(*s.shape[:2], capacity, s.shape[3]) for s in states)
+            with torch.inference_mode(False):  # so that later blocks may be read outside it
+                buffers = tuple(s.new_zeros(*s.shape[:2], capacity, s.shape[3]) for s in states)
         except torch.OutOfMemoryError:
             raise RunError(
                 f"the decode state is full at {self.length:,} tokens, and the GPU has no memory "

@@ -16,6 +16,7 @@ from relation.nn.model import Decoder, check_tokens
 from relation.nn.replay import Prepared, Replay, why_plain
 from relation.nn.sampling import CHUNK, Sampling, draw, uniform_numbers
 from relation.ops.precision import projection_dtype
+from relation.variants import check_type
 
 # A prompt that continues a state is read in blocks: the scores of each take BLOCK x T memory.
 BLOCK = 256
@@ -68,6 +69,8 @@ def continuations(
     state: DecodeState,
 ) -> Iterator[list[int | None]]:
     """Yield the next ids of all rows (None for a row that has ended) until all rows have ended."""
+    check_type("count", count, int)
+    check_type("stop", stop, int | None)
     if count < 1 or not len(prompts):
         error = f"{count} tokens were asked for" if count < 1 else "there is no prompt in the batch"
         raise InputError(f"{error}; give at least 1")

@@ -494,7 +494,7 @@ def places_of(
 ) -> Tensor:
     """The position in its text of each token of x, (B, T) or (B, T, d): (T,) or (B, T) int64.
 
-    Raises InputError for documents that do not fit x, or documents with a cache (one text per row).
+    Raises InputError for documents or a cache that do not fit x, and for both (one text per row).
     """
     check_documents(documents, x[:, None])  # it reads B and T from (B, H, T, D)
     if documents is not None and cache is not None:
@@ -502,7 +502,12 @@ def places_of(
     if documents is not None:
         return documents.positions
     if cache is not None:
-        return cache.places(x.shape[1], x.device)
+        places = cache.places(x.shape[1], x.device)
+        if places.ndim > 1 and len(places) != len(x):
+            raise InputError(
+                f"the block has {len(x)} rows and the cache {len(places)}; start a new decode state"
+            )
+        return places
     return torch.arange(x.shape[1], device=x.device)
 
 

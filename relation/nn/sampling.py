@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -10,6 +10,7 @@ from torch import Tensor
 from relation.errors import InputError
 from relation.kernels import why_unavailable
 from relation.nn.model import keyed_generator
+from relation.variants import check_type
 
 CHUNK = 256  # uniform numbers are drawn for this many tokens at a time
 
@@ -28,6 +29,8 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self):
+        for option in fields(self):
+            check_type(option.name, getattr(self, option.name), option.type)
         for name, fits, give in (
             ("temperature", 0 <= self.temperature < math.inf, "0 (the likeliest token) or more"),
             ("top_k", self.top_k is None or self.top_k >= 1, "at least 1 token"),

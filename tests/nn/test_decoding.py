@@ -118,6 +118,13 @@ def test_rows_of_unequal_length_decode_as_each_alone(variant):
         torch.testing.assert_close(logits, model(row[None])[0, -1], rtol=0, atol=1e-11)
 
 
+def test_a_state_filled_in_inference_mode_is_read_on_outside_it():
+    model, state = stirred("hybrid"), stirred("hybrid").decode_state(capacity=5)
+    with torch.inference_mode():
+        model.decode(TOKENS[:, :9], state)
+    torch.testing.assert_close(model.decode(TOKENS[:, 9:], state), model(TOKENS)[:, 9:])
+
+
 @torch.no_grad()
 def test_a_state_keeps_the_rows_it_is_given_in_their_order():
     model = stirred("hybrid")
@@ -188,6 +195,11 @@ def test_unusable_tokens_lengths_and_states_are_refused(variant):
     narrow = model.decode(TOKENS.int(), state)
     assert torch.equal(narrow, model.decode(TOKENS, model.decode_state()))
     assert "empty cache" in refusal(lambda: model.read(TOKENS, state, [2, 3]))
+    unequal = model.decode_state()
+    model.read(TOKENS, unequal, [2, 3])
+    for tokens in (TOKENS[:1], TOKENS[[0, 1, 1]]):
+        message = refusal(lambda x=tokens: model.decode(x, unequal))
+        assert f"block has {len(tokens)} rows and the cache 2" in message
     message = {"full": "size is 1 and the history's 2", "linear": "state has shape (2, "}[variant]
     assert message in refusal(lambda: model.decode(TOKENS[:1], state))
     assert state.length == LENGTH

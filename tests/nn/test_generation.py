@@ -61,7 +61,8 @@ def test_the_distribution_is_what_the_options_say(sampling, expected):
 
 @pytest.mark.parametrize(
     "values", [{"temperature": -0.1}, {"temperature": math.inf}, {"top_k": 0}, {"top_p": 0.0},
-               {"top_p": math.nan}, {"seed": -1}, {"seed": 2**63}],
+               {"top_p": math.nan}, {"seed": -1}, {"seed": 2**63}, {"top_k": 2.5},
+               {"temperature": None}],
 )  # fmt: skip
 def test_sampling_that_means_nothing_is_refused(values):
     assert next(iter(values)) in refusal(lambda: Sampling(**values))
@@ -106,11 +107,15 @@ def test_generation_goes_on_from_a_state_and_takes_memory_as_tokens_come():
 @pytest.mark.parametrize(
     ("prompt", "count", "match"),
     [([], 3, "empty"), ([29], 3, "29"), ([4, -1], 3, "-1"), ([4], 0, "0 tokens"),
-     ("text", 3, "no token ids"), (torch.tensor([1, 2]), 3, "no token ids")],
+     ([4], 2.0, "give int"), ("text", 3, "no token ids"),
+     (torch.tensor([1, 2]), 3, "no token ids")],
 )  # fmt: skip
 def test_what_cannot_be_continued_is_refused_at_once(prompt, count, match):
     model = stirred("full")
     assert match in refusal(lambda: generate_tokens(model, prompt, count, GREEDY))
+    assert "stop is [3, 4]; give int" in refusal(
+        lambda: generate_tokens(model, [1], 3, GREEDY, [3, 4])
+    )
     assert "no prompt" in refusal(lambda: generate_batch(model, [], 3, GREEDY))
     assert "prompt 1 is empty" in refusal(lambda: generate_batch(model, [[1], []], 3, GREEDY))
 
