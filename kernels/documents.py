@@ -59,7 +59,7 @@ class Documents:
         """
         _check_tensor("the offsets", offsets)
         fits = offsets.ndim == 1 and len(offsets) > 1 and not offsets.is_floating_point()
-        if not fits or offsets[0] != 0 or (offsets.diff() < 1).any():
+        if not fits or offsets[0] != 0 or (offsets.long().diff() < 1).any():
             raise InputError(
                 "the offsets of packed documents are (n + 1,) integers, begin at 0 and increase to "
                 f"the number of tokens; these are {offsets.dtype} of shape {tuple(offsets.shape)}: "

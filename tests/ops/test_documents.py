@@ -99,6 +99,7 @@ def test_every_form_gives_the_same_documents():
         (Documents.of, [[]], "B and T at least 1"),
         (Documents.packed, [0, 2, 2], "begin at 0 and increase"),
         (Documents.packed, [1, 2], "begin at 0 and increase"),
+        (Documents.packed, torch.tensor([0, 5, 3, 9], dtype=torch.uint8), "uint8 of shape (4,)"),
         (Documents.packed, [0], "begin at 0 and increase"),
         (Documents.padded, [[1, 1], [0, 0]], "row 1 of the padding mask has no text"),
         (Documents.padded, [[1, 0, 1]], "row 0 of the padding mask has 2 pieces of text"),
