@@ -119,7 +119,7 @@ def test_rows_of_unequal_length_decode_as_each_alone(variant):
 
 
 def test_a_state_filled_in_inference_mode_is_read_on_outside_it():
-    model, state = stirred("hybrid"), stirred("hybrid").decode_state(capacity=5)
+    model, state = stirred("hybrid"), stirred("hybrid").decode_state()
     with torch.inference_mode():
         model.decode(TOKENS[:, :9], state)
     torch.testing.assert_close(model.decode(TOKENS[:, 9:], state), model(TOKENS)[:, 9:])
