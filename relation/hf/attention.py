@@ -33,10 +33,11 @@ def add_lambda(
 
     Call it before you make the optimiser. `save_pretrained` writes the lambdas, and config.json
     then names Relation. `from_pretrained` does not load them: `add_lambda` reads them from the
-    folder `saved`, by default the folder the model was loaded from. If it holds none, they start at
-    `init` (None: 0.5). A module keeps the lambda that it has, unless `saved` is given. Raises
-    InputError for a model without such modules or with another attention. Raises it also if a
-    lambda that must be loaded is missing: with `saved`, or, without `init`, for a saved model.
+    folder `saved`, by default the one that the model or its configuration comes from. If it holds
+    none, they start at `init` (None: 0.5). A module keeps the lambda that it has, unless `saved` is
+    given. Raises InputError for a model without such modules or with another attention. Raises it
+    also if a lambda that must be loaded is missing: with `saved`, or, without `init`, for a saved
+    model.
     """
     whole, model = model, getattr(model, "get_base_model", lambda: model)()  # below PEFT's wrapper
     modules = {n: m for n, m in model.named_modules() if hasattr(m, "layer_idx")}
@@ -46,7 +47,7 @@ def add_lambda(
             f"{type(model).__name__} has no causal attention modules with a layer_idx; "
             "attn_implementation='relation' is for Llama-type models"
         )
-    # A model made from a configuration was not loaded from a folder: its path is "".
+    # The path of a model made from a new configuration is "".
     folder = model.config._name_or_path if saved is None else saved
     prefix = f"{model.base_model_prefix}."  # names in the base model do not have it
     stored, values = _saved_lambdas(Path(folder), prefix) if folder else {}, {}
