@@ -15,8 +15,8 @@ from relation.variants import VARIANTS, parameter_count
 from report.paper import SCALES
 
 RUN_KINDS = ("runs", "losses", "probes", "flow", "curves", "maps", "lengths")
-RUN_KEY = ["scale", "variant", "seed"]
-PLANNED = ["kind", *RUN_KEY, "further", "own_scale", "status", "reason"]
+KEY_IN_SETTING = ["scale", "variant", "seed"]
+PLANNED = ["kind", *KEY_IN_SETTING, "further", "own_scale", "status", "reason"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +108,7 @@ def load(
     frames = {kind: _frame(setting, kind, stored[kind], folder, scales) for kind in FRAMES}
     planned = [run for run in campaign.planned if run.variation == setting.variation]
     further = [(run.scale, run.variant, run.seed) for run in planned if run.further]
-    names = pd.MultiIndex.from_frame(frames["runs"][["own_scale", *RUN_KEY[1:]]])
+    names = pd.MultiIndex.from_frame(frames["runs"][["own_scale", *KEY_IN_SETTING[1:]]])
     frames["runs"] = frames["runs"].assign(further=names.isin(further))
     return Records(
         setting=setting,

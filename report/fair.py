@@ -18,7 +18,6 @@ from report import stats
 MARGIN = 0.01  # nat/token; arms within this difference count as equivalent
 FRESH, EVERY_ARM = range(200, 248), 216  # primary arms: all of FRESH; other arms: below 216
 TUNED = "tuned"
-RUN = ["scale", "variation", "variant", "seed"]
 # Relation − MHA; best Relation − best attention, by the lowest fitted NLL of the searches.
 PRIMARY = (("full", "mha"), ("full-qknorm-gate", "mha-qknorm-gate"))
 

@@ -219,7 +219,7 @@ def run_groups(
         runs = records.read(root / name / "runs.parquet", "runs")
         if runs.empty:
             continue
-        names = runs[fair.RUN].astype(str).agg("/".join, axis=1)
+        names = runs[records.RUN_KEY[1:]].astype(str).agg("/".join, axis=1)
         anchors = data.anchors(Setting(name), "runs", runs.assign(own_scale=runs["scale"]))
         runs = runs.assign(name=names, anchor=anchors)
         made_here = runs[runs["hash"].isin(unshipped)]

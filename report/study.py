@@ -175,7 +175,7 @@ def throughput(steps: pd.DataFrame, variant: str, backend: str) -> tuple[float, 
 
 def validation(probes: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     """Return validation NLL by tokens, one column per arm and seed."""
-    rows = probes.merge(runs[fair.RUN]).query("metric == 'validation_nll'")
+    rows = probes.merge(runs[records.RUN_KEY[1:]]).query("metric == 'validation_nll'")
     return rows.pivot_table("value", "tokens", ["variant", "seed"])
 
 

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from relation.variants import PAIRED
 from report import paper, stats
-from report.data import RUN_KEY, Records, counted, title
+from report.data import KEY_IN_SETTING, Records, counted, title
 from report.figures import style
 from report.figures.style import COLOUR, NAME, drawing, paired, panels
 
@@ -31,7 +31,7 @@ def _passes(axes: Axes, runs: pd.DataFrame) -> None:
 
 def _logged(records: Records) -> pd.DataFrame:
     """Return the pairs of each scale's first seeds that have logged losses for both runs."""
-    runs = paired(records.runs.merge(records.losses[RUN_KEY].drop_duplicates()), "seed")
+    runs = paired(records.runs.merge(records.losses[KEY_IN_SETTING].drop_duplicates()), "seed")
     return runs[runs.groupby("scale")["seed"].rank("dense") <= FIRST_SEEDS]
 
 

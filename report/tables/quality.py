@@ -7,7 +7,7 @@ import pandas as pd
 
 from relation.variants import PAIRED
 from report import stats
-from report.data import RUN_KEY
+from report.data import KEY_IN_SETTING
 from report.table import Cells, cell, means, sources, table, versus
 from report.tables.configs import SHAPE, Model, model_cells, tokens, vocabulary
 
@@ -40,8 +40,8 @@ def efficiency(runs: pd.DataFrame, losses: pd.DataFrame, window: float) -> pd.Da
     last smoothed loss − target) and source.
     """
     runs, curves, rows = runs[runs["variant"].isin(PAIRED)], {}, []
-    budgets = runs.set_index(RUN_KEY)["budget_tokens"].to_dict()
-    for key, log in losses.groupby(RUN_KEY):
+    budgets = runs.set_index(KEY_IN_SETTING)["budget_tokens"].to_dict()
+    for key, log in losses.groupby(KEY_IN_SETTING):
         if key in budgets:
             log = log.sort_values("update")
             tokens, loss = log["tokens"].to_numpy(), log["loss"].to_numpy(dtype=float)
