@@ -37,6 +37,8 @@ def test_a_campaign_plans_each_run_once_under_its_own_name(name: str) -> None:
     assert len({run.hash for run in campaign.planned}) == len(campaign.planned)
     assert len({run.name for run in campaign.planned}) == len(campaign.planned)
     assert all(campaign.run(run.name) is run for run in campaign.planned)
+    for run in campaign.planned:  # the texts are long enough for the diagnostics
+        assert run.data.diagnosed_tokens > run.flow_sequences * run.flow_window
     assert len(campaign.columns) <= 4
     assert {c.variation for c in campaign.columns} <= set(campaign.variations)
     resolved = plan.load(campaign.settings)
@@ -53,6 +55,8 @@ def test_no_shipped_run_is_to_be_made(name: str) -> None:
     assert dict(zip(names, shipped["hash"], strict=True)).items() <= hashes.items()
     files = campaign.files()
     assert not {f"runs/{each}/run.parquet" for each in names} & files.keys()
+    flow = records.read(ROOT / f"results/published/{name}/flow.parquet", "flow")
+    assert set(flow["hash"]) <= {run.flow_hash for run in campaign.planned}
     if name in ("anchor", "readings"):
         assert not [path for path in files if path.startswith(("runs", "flow", "length"))]
 
@@ -83,6 +87,15 @@ def test_a_hash_holds_what_determines_the_result_and_nothing_else() -> None:
     assert replace(run, flow_length=8).hash == run.hash
     assert replace(run, flow_length=8).flow_hash != run.flow_hash
     assert replace(run, seed=43).flow_hash != run.flow_hash
+
+
+@pytest.mark.parametrize("kind", ["benchmarks", "recall", "check"])
+def test_a_measurement_with_anything_changed_is_another(kind: str) -> None:
+    jobs = getattr(plan.load({"campaign": "tiny"}), kind)
+    job = jobs if kind == "check" else jobs[0]
+    assert replace(job, campaign="x", variation="y").hash == job.hash
+    names = [field.name for field in fields(job) if field.name not in ("campaign", "variation")]
+    assert len({replace(job, **{name: "other"}).hash for name in names} | {job.hash}) > len(names)
 
 
 def test_an_option_is_set_by_campaign_scale_override_and_variation_in_turn(tmp_path) -> None:
@@ -141,6 +154,7 @@ def test_a_one_off_is_for_the_chosen_scales_and_its_numbers_are_of_their_keys_ty
     assert whole.hash == real.hash
     longer = load(scales="10M-mini", vary="context=256 micro=2")
     assert longer.runs[-1].flow_window == 256
+    assert load(scales="10M-mini", vary="context=64 micro=8").runs[-1].flow_length == 64
 
 
 def test_a_one_off_also_changes_what_the_variation_sets_for_single_variants() -> None:
@@ -229,6 +243,7 @@ def test_a_wrong_choice_is_refused_in_a_line(choices: dict, message: str) -> Non
             "backends.mha: 'cudn' should be 'reference'",
         ),
         ("base: smoke\nbackends: {mha: cudnn}", "backend cudnn of mha needs a GPU"),
+        ("base: smoke\nbackends: {full: flex}", "backend flex of full needs a GPU"),
         ("base: smoke\nd_model: 1.5", "d_model: 1.5 should be a valid integer"),
         ("base: smok", "unknown campaign 'smok' (base of mine); did you mean 'smoke'?"),
         ("base: mine", "base 'mine' leads back to itself"),
@@ -250,6 +265,9 @@ def test_a_wrong_choice_is_refused_in_a_line(choices: dict, message: str) -> Non
         ("base: smoke\ncorpora: {sample: {path: null}}", "corpora.sample has no path and no str"),
         ("base: paper\ncorpora: {tinystories: {path: y.txt}}", "path and streams; set one"),
         ("base: paper\ncorpora: {tinystories: {streams: [{name: x}]}}", "the key 'path' is mis"),
+        ("base: smoke\nrecall: {tasks: [[6, 2]]}", "2 pairs need an even length of at least 8"),
+        ("base: smoke\nrecall: {warmup_updates: 9999}", "recall: warmup_updates end after the pl"),
+        ("base: paper\ncorpora: {tinystories: {streams: [{path: a/b}]}}", "give a/b a revision"),
         ("base: smoke\ncolumns: [{variation: gpt}]", "no variation 'gpt'; did you mean 'gpt2'?"),
         (f"base: smoke\ncolumns: {[{'variation': 'gpt2'}] * 5}", "List should have at most 4"),
         ("base: smoke\nlength: {scales: [30M-min]}", "no scale '30M-min'; did you mean '30M-mini'"),

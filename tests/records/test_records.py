@@ -180,6 +180,21 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
         pass
 
 
+def test_a_commit_is_marked_if_files_that_decide_results_differ(tmp_path, monkeypatch) -> None:
+    author = ("-c", "user.name=x", "-c", "user.email=x")
+    for folder in ("relation", "docs"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "a.txt").write_text("committed")
+    for command in (["init"], ["add", "."], [*author, "commit", "-m", "x"]):
+        subprocess.run(["git", "-C", tmp_path, *command], check=True, capture_output=True)
+    monkeypatch.setattr(records, "PROJECT", tmp_path)
+    for changed, mark in (("docs", ""), ("relation", "+changes")):
+        (tmp_path / changed / "a.txt").write_text("changed")
+        records.commit.cache_clear()
+        assert records.commit()[40:] == mark
+    records.commit.cache_clear()
+
+
 # Pairs
 
 
@@ -196,6 +211,8 @@ def test_runs_that_are_no_pair_are_refused(tmp_path: Path) -> None:
     for column in ("order_hash", "init_hash"):
         records.write(tmp_path / "runs.parquet", "runs", pair(**{column: "x" * 64}))
         assert "books/10M/nearest seed 42" in refusal(lambda: records.load(tmp_path))
+    with pytest.raises(InputError):
+        records.check_pairs(pair(order_hash=None))
     records.check_pairs(pair(order_hash="x" * 64, seed=43))
     records.check_pairs(pair(order_hash="x" * 64, final_nll=None))
     separate = {"specification": '{"init_key": "full"}', "init_hash": "x" * 64}
@@ -221,7 +238,8 @@ def make_runs(folder: Path, seeds: tuple[int, ...], **values: object) -> dict[st
     for seed in seeds:
         own = {"seed": seed, "hash": f"hash{seed}", "variant": "full"} | values
         for file in ("runs/{}/run", "runs/{}/losses", "flow/{}/maps"):
-            name = file.format(f"10M/nearest/full/{seed}") + ".parquet"
+            address = f"10M/{own.get('variation', 'nearest')}/full/{seed}"
+            name = file.format(address) + ".parquet"
             kind = next(k for k, pattern in records.FILES.items() if Path(name).match(pattern))
             write(folder / name, kind, 1 if kind == "runs" else 2, **own)
             planned[name] = own["hash"]
@@ -249,6 +267,7 @@ def test_collect_adds_published_rows_that_were_not_made_here(results: Path) -> N
     folder = results / "books"
     records.collect(folder, make_runs(folder, (42, 43)))
     records.publish("books")
+    records.collect(folder, {})  # the joined rows of this folder are not where 42 comes from
     own = make_runs(folder, (43,), created="2027-01-01T00:00:00+00:00")
     records.collect(folder, own, {"hash42", "hash43"})
     runs = records.load(folder)["runs"]
@@ -280,6 +299,25 @@ def test_publish_merges_by_job(results: Path) -> None:
     assert dict(runs["created"])[42].startswith("2027") and runs["created"][43].startswith("2026")
     assert records.published_hashes("losses", "books") == {"hash42", "hash43", "hash44"}
     assert records.published_hashes("runs", "readings") == frozenset()
+    assert "hash44" in records.published_hashes()
+
+    # Maps are of the lowest seed of every variation.
+    records.collect(folder, make_runs(folder, (45,), variation="gpt2"))
+    records.publish("books")
+    maps = records.load(shipped)["maps"]
+    assert set(zip(maps["variation"], maps["seed"], strict=True)) == {("nearest", 42), ("gpt2", 45)}
+
+
+@pytest.mark.parametrize("kind, column", [
+    ("runs", "seed"), ("flow", "variation"), ("data", "vocabulary"), ("recall", "mixer"),
+    ("steps", "benchmark"), ("steps", "scale"), ("complexity", "scale"), ("decode", "scale"),
+])  # fmt: skip
+def test_a_job_takes_the_place_of_no_other(kind: str, column: str) -> None:
+    same = {"corpus": "c", "vocabulary": 1, "mixer": "mha", "benchmark": "fixed", "hash": "old"}
+    other = {column: 2 if column in ("seed", "vocabulary") else "other", "hash": "new"}
+    old, new = (pd.DataFrame(rows_of(kind, **same | more)) for more in ({}, other))
+    rows, changes = records.merge(kind, old, new)
+    assert len(rows) == 4 and list(map(len, changes.values())) == [1, 0, 0]
 
 
 def test_publish_interrupted_and_repeated_loses_nothing(

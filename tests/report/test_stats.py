@@ -3,9 +3,11 @@
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 import scipy.stats
 
+from relation.errors import InputError
 from report import stats
 
 A = [3.1, 2.9, 3.4, 3.3]
@@ -52,6 +54,8 @@ def test_smoothing_weighs_updates_by_their_tokens_in_the_window() -> None:
     # Updates of 10, 10 and 5 tokens (partial). The window of 12 cuts an update.
     smoothed = stats.smoothed([10, 20, 25], [4.0, 2.0, 1.0], 12)
     assert smoothed == pytest.approx([4.0, (2 * 4 + 10 * 2) / 12, (7 * 2 + 5 * 1) / 12])
+    with pytest.raises(InputError):
+        stats.smoothed([10], [4.0], 0)
 
 
 def test_crossing_interpolates_and_takes_the_first() -> None:
@@ -77,3 +81,25 @@ def test_ratio_is_taken_round_by_round_or_of_medians() -> None:
     assert (apart.value, apart.low, apart.high) == (2.0, 2.0 / 6.0, 12.0 / 1.0)
     with pytest.raises(ValueError):
         stats.median_ratio(over, under[:3])
+
+
+def test_long_windows_are_compared_with_the_same_tokens_of_the_same_seed() -> None:
+    rows = pd.DataFrame(
+        [
+            (seed, first, reading, nll + seed + first / 1e3)
+            for seed in (42, 43)
+            for first in (0, 64)
+            for reading, nll in (("apart", 3.0), ("whole", 3.0 + seed / 100 - first / 1e3))
+        ],
+        columns=["seed", "first", "reading", "nll"],
+    ).assign(scale="10M", variation="base", variant="full")
+    cost = stats.length_cost(rows).set_index(["seed", "first"])["value"]
+    expected = {(42, 0): 0.42, (42, 64): 0.356, (43, 0): 0.43, (43, 64): 0.366}
+    assert cost.to_dict() == pytest.approx(expected)
+
+
+def test_recall_is_the_share_of_all_queries_at_the_chosen_rate() -> None:
+    rows = [(16, 8, 2, True), (16, 4, 4, True), (16, 8, 8, False), (64, 100, 10, True)]
+    recall = pd.DataFrame(rows, columns=["length", "queries", "right", "chosen"])
+    shares = stats.recall_shares(recall.assign(mixer="mha", width=32, seed=1))
+    assert shares.to_list() == [0.5, 0.1]

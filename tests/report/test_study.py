@@ -1,6 +1,7 @@
 """The page Study: the choice of rates, comparisons with known truths, shipped readings."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -11,7 +12,7 @@ from conftest import refusal
 from relation import plan
 from relation import records as stored
 from relation.variants import ARMS
-from report import fair, study
+from report import fair, stats, study
 
 PUBLISHED = Path("results/published")
 RATES = [1e-3 * 2 ** (k / 2) for k in range(-2, 3)]
@@ -124,7 +125,17 @@ def test_holm_corrects_over_all_arms():
     table = fair.comparison_table(runs).set_index("family").loc["minus-mha"]
     alone = fair.compare_arms(fair.runs_of(runs, "10M"), "full", "mha", 216).welch
     first = table[table["over"] == "full"].iloc[0]
-    assert first["p"] == pytest.approx(9 * alone.p) and alone.n == 16
+    assert first["p"] == pytest.approx(9 * alone.p, abs=0) and alone.n == 16
+
+
+@pytest.mark.parametrize(
+    ("p", "within", "words"),
+    [(0.049, 0.051, "better"), (0.051, 0.051, "not established"), (0.051, 0.049, "equivalent"),
+     (0.049, 0.049, "better, by less than 0.01")],
+)  # fmt: skip
+def test_a_verdict_is_taken_at_five_percent(p, within, words):
+    lower = SimpleNamespace(welch=stats.Estimate(-0.005))
+    assert fair.verdict(SimpleNamespace(p=p, within=within, comparison=lower)) == words
 
 
 def no_steps(*rows):
