@@ -5,7 +5,8 @@ import pytest
 import torch
 from conftest import refusal
 
-from relation.bench.operators import PEERS, Shape, main, peer_calls
+from relation.bench.operators import PEERS, Shape, main, peer_calls, rows_of
+from relation.bench.rounds import Answers
 from relation.errors import RunError
 
 CPU = torch.device("cpu")
@@ -26,6 +27,15 @@ def test_operators_of_any_shape_with_documents_and_shared_heads(tmp_path, capsys
     assert (rows.loc[rows["peer"] == "tiled", "ratio"] == 1).all()
     printed = capsys.readouterr().out
     assert "UNAVAILABLE" in printed and str(path) in printed
+
+
+def test_a_ratio_is_the_time_over_the_subjects_by_round_or_of_medians():
+    by_peer = {"own": [1.0, 2.0, 3.0], "peer": [2.0, 8.0, 6.0]}
+    by_peer = {name: Answers(samples={"forward": each}) for name, each in by_peer.items()}
+    for alone, ratio in ((False, 2.0), (True, 3.0)):
+        by_peer["peer"].alone = alone
+        _, row, *_ = rows_of(by_peer, "own", Shape(1, 1, 1, 9, 8), "fp32", {})
+        assert (row["peer"], row["seconds"], row["ratio"]) == ("peer", 6.0, ratio)
 
 
 def test_another_function_is_no_peer(monkeypatch):

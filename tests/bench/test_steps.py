@@ -1,9 +1,12 @@
 """Benchmarks of whole updates, on a miniature campaign."""
 
 from dataclasses import replace
+from itertools import count
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from training import CPU, small_side, tiny
 
 from relation import records
@@ -40,6 +43,21 @@ def test_updates_are_timed(tmp_path):
         low, high = row["tokens_per_second_low"], row["tokens_per_second_high"]
         assert min(row["samples"]) == low <= row["tokens_per_second"] <= high
         assert row["raw_tokens_per_second"] > 0
+
+
+def test_a_rate_is_of_the_tokens_in_the_timed_updates(tmp_path, monkeypatch):
+    """Every look at the clock is a second later than the one before it."""
+
+    def step(batches, tokens, rate):
+        assert sum(inputs.numel() for inputs, _ in batches) == tokens == 64
+        return torch.zeros(()), None
+
+    monkeypatch.setattr(steps, "time", SimpleNamespace(perf_counter=count().__next__))
+    monkeypatch.setattr(steps, "UpdateStep", lambda *_: step)
+    spec = bench(side("mha", "flash"), warmup_updates=3, measured_updates=4)
+    (row,) = measured(spec, tmp_path).to_dict("records")
+    assert (row["tokens_per_second"], row["measured_updates"]) == (4 * 64, 6 * 4)
+    assert row["raw_tokens_per_second"] == pytest.approx((3 + 6 * 4) * 64 / (1 + 6 * 2))
 
 
 def test_one_round_has_no_interval_and_no_corpus_is_an_error(tmp_path):

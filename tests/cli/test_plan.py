@@ -154,7 +154,7 @@ def test_a_one_off_is_for_the_chosen_scales_and_its_numbers_are_of_their_keys_ty
     assert whole.hash == real.hash
     longer = load(scales="10M-mini", vary="context=256 micro=2")
     assert longer.runs[-1].flow_window == 256
-    assert load(scales="10M-mini", vary="context=64 micro=8").runs[-1].flow_length == 64
+    assert load(scales="10M-mini", vary="context=16").runs[-1].flow_length == 16
 
 
 def test_a_one_off_also_changes_what_the_variation_sets_for_single_variants() -> None:

@@ -181,12 +181,14 @@ def test_data_that_hold_no_texts_are_refused(tmp_path: Path, texts: Path) -> Non
 
 
 def test_a_download_that_breaks_off_is_told(monkeypatch) -> None:
-    def rows(*_, **__) -> Iterator[dict]:
+    def rows(path: str, name: str, *, revision: str, **_) -> Iterator[dict]:
+        assert (path, name, revision) == ("owner/name", "part", "1a2b")
         yield {"text": "one"}
         raise ConnectionError("reset\nby peer")
 
     monkeypatch.setattr("datasets.load_dataset", rows)
-    data = data_of(None, source={"streams": [{"path": "owner/name"}]}, validation_modulus=None)
+    stream = {"path": "owner/name", "name": "part", "revision": "1a2b"}
+    data = data_of(None, source={"streams": [stream]}, validation_modulus=None)
     message = refusal(lambda: read(data, "train"), RunError)
     assert "owner/name broke off (ConnectionError: reset); run the same command again" in message
 

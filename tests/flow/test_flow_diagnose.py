@@ -86,6 +86,16 @@ def test_rows_of_a_checkpoint(tmp_path, data, variant) -> None:
             assert back[shown] == pytest.approx(mean[shown], rel=0.1) and back[~shown].max() < 2e-5
 
 
+def test_a_model_trained_on_separate_documents_is_diagnosed_on_them(tmp_path, data) -> None:
+    rows, model = diagnosed(tmp_path, data, "full", document_mask="documents")
+    tokens = torch.from_numpy(open_tokens(data, "validation")[:70].astype(np.int64))[None]
+    layer = next(metrics.read_layers(model, tokens, 70, 12, document_mask("documents", data)))
+    first = rows["flow"].query("layer == 0 and sequence == 0 and length == 70")
+    first = first.pivot(index="metric", columns="head", values="value")
+    for metric, values in layer.readings[0].values.items():
+        assert first.loc[metric].to_numpy() == pytest.approx(values[0].numpy(), rel=1e-5), metric
+
+
 def test_what_cannot_be_diagnosed_is_one_line(tmp_path, data) -> None:
     assert "Linear" in refusal(lambda: diagnosed(tmp_path, data, "linear"))
     assert not (tmp_path / "out").exists()

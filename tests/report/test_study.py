@@ -198,18 +198,19 @@ def test_larger_models_and_longer_runs_stand_beside_the_same_seeds():
     apart = apart.set_index("setting")
     assert apart.loc["30M", "Welch"].startswith("−0.302")
     long = apart.loc["10M on 600M tokens"]
-    assert long["Welch"].startswith("−0.022") and long["150M tokens, same seeds"][:4] == "−0.0"
+    same = fair.compare_arms(runs.query("variation == 'tuned' and seed < 204"), "full", "mha")
+    assert long["Welch"].startswith("−0.022")
+    assert long["150M tokens, same seeds"] == f"{same.welch:+.4f}"
 
 
 def test_the_shipped_readings_are_those_of_the_findings(tmp_path):
     names = {section.name: section for section in study.sections(tmp_path, [])}
-    row = (
-        names["readings"]
-        .table.set_index(["W_O, W_down", "changed"])
-        .loc["as the others", "nothing"]
-    )
-    assert row[["MHA", "Relation", "L0 Self flow"]].tolist() == ["3.4512", "3.3953", "38.3%"]
-    assert row["ρ"] == "0.13"
+    arms = names["readings"].table.set_index(["W_O, W_down", "changed"])
+    expected = ["3", "3.4512", "3.3953", "−0.0560", "38.3%", "4.4%", "3.09", "3.3%", "0.91", "0.13"]
+    assert arms.loc["as the others", "nothing"].tolist() == expected
+    assert arms.loc["divided by sqrt(2L)", "embedding × 2"]["ρ"] == "0.90"
+    assert arms.loc["as the others", "embedding with an sd of 1/sqrt(d)"]["ρ"] == "0.33"
+    assert arms.loc["as the others", "projections start as PyTorch’s"]["ρ"] == "0.06"
     for name, section in names.items():
         assert not section.figure or (tmp_path / f"{name}.svg").read_text().startswith("<?xml")
 

@@ -260,6 +260,8 @@ def test_further_pairs_stand_apart_and_those_that_never_reach_count_as_none() ->
     assert cells.loc[("further.pairs", "value"), "reason"] == "seeds without a pair: 47"
     assert value("delta") == pytest.approx(-0.15)
     assert (value("reached"), value("spared.full")) == (1, pytest.approx(5.0))
+    assert (value("spared.mha"), value("spared.difference")) == pytest.approx((0.0, 5.0))
+    assert value("spread") == pytest.approx(0.1 / math.sqrt(2))
     matrix = cells_of("app-nll", records(planned, runs=runs, losses=losses))
     assert matrix.loc[("10M/mean", "delta", "value"), "status"] == "not run"
     assert "10M/45" not in matrix.index.get_level_values("row")
@@ -286,6 +288,11 @@ def test_a_ratio_is_taken_round_by_round() -> None:
     assert cells.loc[("10M", "fixed.flash", "value"), "status"] == "not run"
     assert cells.loc[("setting", "device", "value"), "text"] == "NVIDIA H200"
     assert cells.loc[("setting", "sides", "value"), "text"] == "full, mha on flash"
+    steps[0] |= {"alone": True, "samples": steps[0]["samples"][::-1], "disturbed": "slowed down"}
+    apart = cells_of("efficient-relation", records(steps=steps))
+    ratio = apart.loc[("10M", "matched.ratio", "value")]  # of medians
+    assert ratio["value"] == pytest.approx(1.1) and "measured separately" in ratio["reason"]
+    assert "slowed down" in apart.loc[("setting", "disturbed", "value"), "text"]
     measured = cells.loc[("setting", "measured", "value"), "text"]
     assert measured == "2026-11-22 at 59f6757; 2026-11-27 at a1b2c3d+"
 
@@ -328,7 +335,11 @@ def test_powers_are_fitted_to_times_that_grew() -> None:
     rows += timed("full-flash", 1.0, [128, 2048])
     rows += [rows[0] | {"operator": "full-reference", "status": "OOM", "reason": "too large",
                         "seconds": None, "decode_state_bytes": None}]  # fmt: skip
-    cells = cells_of("token-mixing-complexity", records(complexity=rows))
+    noisy = timed("full-flash", 1.0, [512, 1024, 4096])  # three powers of T fit them
+    noisy[1]["seconds"] *= 8
+    cells = cells_of("token-mixing-complexity", records(complexity=rows + noisy))
+    wide = cells.loc[("full-flash", "time_exponent", "value")]
+    assert wide["status"] == "undetermined" and "is wider than 1" in wide["reason"]
     power = cells.loc[("mha", "time_exponent", "value")]
     assert (power["value"], power["n"]) == (pytest.approx(2.0), 3)  # at least 5 times the first
     assert cells.loc[("mha", "complexity", "value"), "text"] == "T^2.00"
@@ -393,7 +404,16 @@ def shipped() -> dict[str, pd.DataFrame]:
         ("nearest", "app-nll 10M/mean delta value", -0.036899, -0.103009, 3),
         ("nearest", "app-nll 10M/further further.delta value", -0.036294, -0.047668, 28),
         ("nearest", "relation_internal 30M l0_self.full value", 27.974554, 20.116546, 3),
+        ("nearest", "app-nll 10M/further further.correlation value", 0.027999, -0.348720, 28),
+        ("nearest", "main-results 10M bits.full value", 1.389936, 1.386543, 3),
+        ("nearest", "relation_internal 10M l0_effrank.ratio value", 2.545209, 1.656664, 3),
+        ("nearest", "relation_internal 10M beyond_512.full value", 8.864633, 8.718462, 3),
+        ("nearest", "app-structural-routing 30M beyond_256.mha value", 21.572633, 20.632627, 3),
+        ("nearest", "app-structural-sink-profile 10M sink_8.full value", 3.195952, 3.043490, 3),
+        ("nearest", "app-structural-spectrum 10M top_energy.full value", 0.128735, 0.117323, 3),
         ("nearest", "efficient-relation 10M fixed.speedup value", 11.065391, 11.030049, 10),
+        ("nearest", "efficient-relation 10M peers.compiled_ratio value", 3.539571, 3.525298, 10),
+        ("nearest", "efficient-relation 10M peers.other_ratio value", 0.994034, 0.975458, 10),
         ("nearest", "token-mixing-complexity mha time_exponent value", 1.918760, 1.837766, 6),
         ("gpt2", "app-nll 10M/mean delta value", -0.012074, -0.065959, 3),
         ("residual", "app-nll 30M/mean mha mean", 3.070435, 2.873290, 2),
