@@ -51,6 +51,20 @@ def test_backends_pass_every_check_of_the_operators(tmp_path: Path) -> None:
         "history": both | {"chunked"},
     }
     assert set(rows.loc[rows["name"].str.contains("later token"), "allowed"]) == {0}
+    assert set(rows.loc[rows["check"] == "exactness", "length"]) == {32, 33}  # a masked tile
+    identities = rows[rows["check"].isin(["identity", "mixing"])].groupby("precision")["allowed"]
+    assert identities.agg(set).to_dict() == {"fp32": {1e-5}, "fp64": {1e-12}}
+
+
+@pytest.mark.parametrize("dtype, part", [(torch.bfloat16, 1e-3), (torch.float32, 1e-5)])
+def test_twice_the_yardstick_and_a_part_of_the_truth_are_allowed(dtype, part: float) -> None:
+    """One of 256 numbers is off, in one of two draws."""
+    off, truth = torch.zeros(16, 16, dtype=DOUBLE), torch.ones(16, 16, dtype=DOUBLE)
+    off[0, 0] = 3.2
+    draws = [{"w": (truth + wrong, truth + wrong / 4, truth)} for wrong in (off, 0 * off)]
+    for row, error in zip(check.deviations(draws, dtype), (0.2 / 2**0.5, 3.2), strict=True):
+        assert row["error"] == pytest.approx(error)
+        assert row["allowed"] == pytest.approx(2 * error / 4 + part)
 
 
 def written_first(p1, p2, info, g, tau=2.0):
@@ -69,7 +83,7 @@ def test_another_operator_recurrence_or_mixing_is_seen() -> None:
         rows = list(check.recurrence_errors(form, torch.float32, CPU))
         assert any(row["error"] > 2 * row["allowed"] for row in rows if row["name"] in "YC")
     for mix in (
-        lambda info, theta, layer: 1.001 * givens_mix(info, theta, layer),
+        lambda info, theta, layer: (1 + 1e-3 * layer) * givens_mix(info, theta, layer),
         lambda info, theta, layer: info + 0.1 * info.roll(1, 1),
         lambda info, theta, layer: info * math.nan,
     ):
@@ -88,7 +102,8 @@ def test_exchange_with_itself_and_with_the_future_is_seen() -> None:
     errors = check.history_errors(full_relation, states, share, lam)
     assert errors[FUTURE] == 0 and errors[OWN] <= 1e-12
     assert check.history_errors(with_itself, states, share, lam)[OWN] > 1e-3
-    future = lambda *given: full_relation(*given) + 1e-9 * given[2].roll(-1, 2)  # noqa: E731
+    late = 1e-9 * (torch.arange(40) >= 20)[:, None]
+    future = lambda *given: full_relation(*given) + late * given[2].roll(-1, 2)  # noqa: E731
     assert check.history_errors(future, states, share, lam)[FUTURE] > 0
     nothing = lambda *given: torch.full_like(given[2], math.nan)  # noqa: E731
     errors = check.history_errors(nothing, states, share, lam)
@@ -132,9 +147,10 @@ def test_scale_errors_of_two_percent_are_found_and_named(monkeypatch, precision,
     assert set(actual) == set(factors) and all("scale" in measures for measures in actual.values())
 
 
-def test_lost_gradients_are_written_and_named(monkeypatch, tmp_path, capsys) -> None:
+@pytest.mark.parametrize("factor", [0.0, math.nan])
+def test_lost_gradients_are_written_and_named(monkeypatch, tmp_path, capsys, factor) -> None:
     lam = "blocks.3.mixer.lam"
-    planted(monkeypatch, {lam: 0.0})
+    planted(monkeypatch, {lam: factor})
     path, spec = tmp_path / "gradients.parquet", checked(side("hybrid"), gradient_draws=2)
     message = refusal(lambda: check.gradients(spec, path), RunError)
     assert f"hybrid {lam} is wrong" in message

@@ -25,7 +25,7 @@ from training import (
 )
 
 from relation import records
-from relation.data.windows import data_rows, open_tokens
+from relation.data.windows import data_rows, document_mask, open_tokens
 from relation.errors import RunError
 from relation.flow.diagnose import diagnose
 from relation.flow.metrics import read_layers
@@ -93,15 +93,21 @@ def test_the_record_says_what_was_trained_on_what(trained: Path, data: Path) -> 
     assert row["tokens_per_second"] == pytest.approx(BUDGET / row["seconds"])
 
 
-def test_the_final_nll_is_the_checkpoints(trained: Path, data: Path) -> None:
+@pytest.mark.parametrize("masked", [None, "documents"])
+def test_the_final_nll_is_the_checkpoints(trained, data, tmp_path, masked) -> None:
     """Compare with the saved model in float64, one window at a time."""
+    if masked:
+        trained = tmp_path / "out"
+        train(small_run(document_mask=masked), data, trained, tmp_path / "resume")
+    mask = document_mask(masked, data)
     model = load_model(trained / "model.safetensors", CPU).double()
     tokens = torch.from_numpy(np.fromfile(data / "validation.bin", "<u2").astype(np.int64))
     total = 0.0
     with torch.no_grad():
         for first in range(0, len(tokens) - 1, CONTEXT):
             chunk = tokens[first : first + CONTEXT + 1]
-            log_p = model(chunk[None, :-1])[0].log_softmax(-1)
+            inputs = chunk[None, :-1]
+            log_p = model(inputs, mask(inputs))[0].log_softmax(-1)
             total -= log_p.gather(1, chunk[1:, None]).sum().item()
     nll = records.read(trained / "run.parquet", "runs")["final_nll"][0]
     assert nll == pytest.approx(total / (len(tokens) - 1), rel=1e-6)
