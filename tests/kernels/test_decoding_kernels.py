@@ -187,7 +187,7 @@ def check_draws(V: int, temperature: float, device="cpu") -> None:
     logits[2, V - 1] = torch.nan
     logits[3, 1:] = -torch.inf
     uniforms = torch.rand(3, 5, dtype=torch.float64)
-    uniforms[:, 0], uniforms[:, 1] = 1 - 2.0**-53, 0
+    uniforms[:, 0], uniforms[0, 1] = 1 - 2.0**-53, 0
     probabilities = next_token_probabilities(logits, Sampling(temperature))
     cumulative = probabilities.cumsum(-1)
 
