@@ -32,17 +32,14 @@ def best_rate(runs: pd.DataFrame) -> tuple[float, float]:
     """Return an arm's learning rate by docs/preregistration.md and its fitted NLL.
 
     runs: of one arm at one scale; lower and higher rates than the best were tried. The fit is NLL =
-    a x² + b x + c, x = log rate, over the rate with the lowest mean and its two neighbours. Its
-    minimum is -b / 2a; if it has none (a <= 0), that rate is taken.
+    a x² + b x + c, x = log rate, over the rate with the lowest mean and its two neighbours. It
+    passes through their three means, so its minimum, -b / 2a, lies between the neighbours.
     """
     means = runs.groupby("learning_rate")["final_nll"].mean()
     lowest = int(np.argmin(means))
-    near = means.index[lowest - 1 : lowest + 2]
-    fitted_runs = runs[runs["learning_rate"].isin(near)]
-    fit = np.polyfit(np.log(fitted_runs["learning_rate"]), fitted_runs["final_nll"], 2)
-    if fit[0] <= 0:
-        return float(means.index[lowest]), float(means.iloc[lowest])
-    log_rate = np.clip(-fit[1] / (2 * fit[0]), math.log(near[0]), math.log(near[-1]))
+    near = runs[runs["learning_rate"].isin(means.index[lowest - 1 : lowest + 2])]
+    fit = np.polyfit(np.log(near["learning_rate"]), near["final_nll"], 2)
+    log_rate = -fit[1] / (2 * fit[0])
     return float(f"{math.exp(log_rate):.3g}"), float(np.polyval(fit, log_rate))
 
 
