@@ -156,8 +156,11 @@ class Matrix:
             **{"scale": scale, "variation": variation, "variant": variant, "seed": seed, **options},
         )
 
-    def runs(self) -> tuple[list[Run], dict[str, Data], dict[str, str]]:
-        """All runs, each specification once; the corpora; variations that equal earlier ones."""
+    def runs(self) -> tuple[dict[tuple, Run], dict[str, Data]]:
+        """The run of each scale, variation, variant and seed, in this order, and the corpora.
+
+        A run that equals one of an earlier variation is that run: it is trained once.
+        """
         planned: dict[tuple, tuple[dict, bool]] = {}  # by address: options, and if further
         readers: dict[tuple, list[dict]] = {}  # options by corpus and vocabulary
         for scale, section in self.section.scales.items():
@@ -180,17 +183,14 @@ class Matrix:
         # For flow windows, variations' contexts count only for corpora that no scale itself reads.
         longest = {n: max(o["context"] for o in each) for n, each in readers.items()} | longest
         data = {names: self.data(*names, options) for names, options in readers.items()}
-        runs: dict[str, Run] = {}
-        equals: dict[str, str] = {}
+        runs: dict[tuple, Run] = {}
+        by_hash: dict[str, Run] = {}
         for address, (o, further) in planned.items():
             names = o["corpus"], o["vocabulary"]
             o["flow_window"] = max(o["context"], longest[names])
             run = self.run(address, data[names], o, further)
-            # Equal runs are trained once, in the first variation.
-            equals[run.variation] = runs.setdefault(run.hash, run).variation
-        for run in runs.values():  # a variation that keeps a run equals no other
-            equals.pop(run.variation, None)
-        return list(runs.values()), {corpus.name: corpus for corpus in data.values()}, equals
+            runs[address] = by_hash.setdefault(run.hash, run)
+        return runs, {corpus.name: corpus for corpus in data.values()}
 
     # Benchmarks, recall and checks use the options of the first variation.
 

@@ -64,8 +64,10 @@ class Setting:
 class Campaign:
     """One campaign, restricted to the choices of config.yaml.
 
-    planned: all runs of the campaign; trained: their variants; runs: the chosen runs; variations:
-    the changes of each variation; columns: the report's settings; settings: what `load` can read.
+    addresses: the run of each scale, variation, variant and seed, which may be an equal run of an
+    earlier variation; planned: all runs, each once; trained: their variants; runs: the chosen runs;
+    variations: the changes of each variation; columns: the report's settings; settings: what `load`
+    can read.
     """
 
     def __init__(self, choice: Choice, choices: Mapping, values: Mapping):
@@ -94,15 +96,14 @@ class Campaign:
             varied = self._add_one_off(choice.vary, chosen[0], section.scales)
             chosen.append(varied)
         self.matrix = Matrix(name, section, choice.corpus, self.variations)
-        self.planned, self.data, equals = self.matrix.runs()
+        self.addresses, self.data = self.matrix.runs()
+        self._by_name = {run.name: run for run in self.addresses.values()}  # rules ask often
+        self.planned = list(self._by_name.values())
         self.trained = dict.fromkeys(run.variant for run in self.planned)
-        self._by_name = {run.name: run for run in self.planned}  # rules ask for each run often
-        if varied and (same := equals.get(varied)):
-            raise InputError(f"vary={choice.vary} changes no run: its runs are variation {same}'s")
         self._choose_jobs(choice, chosen)
         if varied and varied not in {run.variation for run in self.runs}:
-            why = f"it changes {chosen[0]}, the first chosen variation, which has no chosen run"
-            raise InputError(f"vary={choice.vary} makes no run: {why}; choose another")
+            what = f"chosen run of {chosen[0]}, the first chosen variation"
+            raise InputError(f"vary={choice.vary} changes no {what}; choose another")
         self.check = check_job(self.matrix)
         self.columns = self._columns(section.columns or (), chosen, varied)
 
@@ -132,11 +133,14 @@ class Campaign:
         variants = _chosen("variants", choice.variants, variants, self.name)
         seeds = _chosen("seeds", choice.seeds, (run.seed for run in self.planned), self.name)
 
-        def here(jobs: Iterable) -> Iterable:
-            return (job for job in jobs if job.variation in variations and job.scale in self.scales)
-
-        self.runs = [r for r in here(self.planned) if r.variant in variants and r.seed in seeds]
-        self.benchmarks = [b for b in here(benches) if any(s.variant in variants for s in b.sides)]
+        choices = {*product(self.scales, variations, variants, seeds)}
+        chosen = {run.name: run for address, run in self.addresses.items() if address in choices}
+        self.runs = list(chosen.values())
+        self.benchmarks = [
+            bench for bench in benches
+            if bench.scale in self.scales and bench.variation in variations
+            and any(side.variant in variants for side in bench.sides)
+        ]  # fmt: skip
         self.recall = [job for job in recall if job.mixer in variants]
         others = self.trained.keys().isdisjoint(variants) and (self.benchmarks or self.recall)
         if not self.runs and not others:

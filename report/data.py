@@ -105,9 +105,15 @@ def load(
     # Records without a scale, such as identities, belong to settings with the paper's scales.
     scales = [*scales, *([""] if not setting.scales or {*SCALES} & {*setting.scales} else ())]
     stored = _stored(folder)
-    frames = {kind: _frame(setting, kind, stored[kind], folder, scales) for kind in FRAMES}
-    planned = [run for run in campaign.planned if run.variation == setting.variation]
-    further = [(run.scale, run.variant, run.seed) for run in planned if run.further]
+    # Runs that the setting shares with an earlier variation, which made them.
+    addresses = {key: run for key, run in campaign.addresses.items() if key[1] == setting.variation}
+    shared = [
+        (run.scale, run.variation, run.variant, run.seed)
+        for run in addresses.values()
+        if run.variation != setting.variation
+    ]
+    frames = {kind: _frame(setting, kind, stored[kind], folder, scales, shared) for kind in FRAMES}
+    further = [(scale, *key) for (scale, _, *key), run in addresses.items() if run.further]
     names = pd.MultiIndex.from_frame(frames["runs"][["own_scale", *KEY_IN_SETTING[1:]]])
     frames["runs"] = frames["runs"].assign(further=names.isin(further))
     return Records(
@@ -121,10 +127,14 @@ def load(
 
 
 def _frame(
-    setting: Setting, kind: str, rows: pd.DataFrame, folder: Path, scales: Sequence[str]
-) -> pd.DataFrame:
+    setting: Setting, kind: str, rows: pd.DataFrame, folder: Path, scales: Sequence[str],
+    shared: Sequence[tuple],
+) -> pd.DataFrame:  # fmt: skip
     if "variation" in rows:  # null: a record of all variations; the setting's own records win
         of_variation = rows["variation"] == setting.variation
+        if shared and kind in RUN_KINDS:
+            keys = pd.MultiIndex.from_frame(rows[records.RUN_KEY[1:]])
+            of_variation |= keys.isin(shared)
         rows = rows[of_variation if of_variation.any() else rows["variation"].isna()]
     if kind == "recall" and "" not in scales:
         rows = rows[:0]
@@ -174,9 +184,10 @@ def _planned(
         status, reason = ("ok", "") if hash in hashes[kind] else ("not run", why)
         rows.append((kind, paper_scale(key[0]), *key[1:], key[0], status, reason))
 
-    for run in campaign.runs:
-        if run.variation == setting.variation and run.scale in scales:
-            key = (run.scale, run.variant, run.seed, run.further)
+    chosen = {run.name for run in campaign.runs}
+    for (scale, variation, *names), run in campaign.addresses.items():
+        if variation == setting.variation and scale in scales and run.name in chosen:
+            key = (scale, *names, run.further)
             add("runs", key, run.hash)
             why = UNMEASURED if run.hash in hashes["runs"] else ""
             for kind, hash in campaign.measured(run).items():

@@ -224,9 +224,9 @@ def test_pairs_beyond_the_matrix_are_trained_and_not_diagnosed(tmp_path) -> None
         ({"corpus": "owner/name"}, "OWNER/NAME@REVISION with the commit"),
         (
             {"campaign": "fair", "scales": "30M", "vary": "learning_rate=1e-3"},
-            "it changes rate-0.5, the first chosen variation, which has no chosen run",
+            "changes no chosen run of rate-0.5, the first chosen variation",
         ),
-        ({"vary": "learning_rate=1.2e-2"}, "changes no run: its runs are variation base's"),
+        ({"vary": "learning_rate=1.2e-2"}, "changes no chosen run of base, the first chosen"),
     ],
 )
 def test_a_wrong_choice_is_refused_in_a_line(choices: dict, message: str) -> None:

@@ -169,6 +169,19 @@ def test_what_a_choice_leaves_out_is_not_missing() -> None:
     assert set(planned.query("kind == 'runs'")["variant"]) == {"mha"}
 
 
+def test_a_variation_of_one_variant_shares_the_other_with_the_variation_that_made_it() -> None:
+    settings = plan.load({"campaign": CAMPAIGN}).settings
+    mine = {"scales": ["10M-mini"], "variants": ["mha", "full"]}
+    mine["overrides"] = {"mha": {"learning_rate": 1.0}}
+    settings["settings"]["variations"]["mine"] = mine
+    chosen = plan.load({**settings, "variations": "mine", "seeds": 142})
+    assert [run.variation for run in chosen.runs] == ["mine", "unscaled-sd-0.02"]
+    stored = data.load(Setting(CAMPAIGN, "mine"), campaign=chosen)
+    assert set(stored.runs["variant"]) == set(stored.flow["variant"]) == {"full"}
+    status = stored.planned.query("kind == 'runs'").set_index("variant")["status"]
+    assert status.to_dict() == {"mha": "not run", "full": "ok"}
+
+
 def test_a_setting_of_other_scales_has_nothing_that_belongs_to_none() -> None:
     whole, part = (
         data.load(Setting("books", "nearest", scales)) for scales in (None, ("100M28pc",))
