@@ -136,8 +136,9 @@ def default_backend(operator: str, x: Tensor, documents: bool = False, null: boo
     """Return the name of the fastest backend that runs x, (B, H, T, D), if the user named none.
 
     On CUDA it is a kernel if device, dtype and head width allow; otherwise PyTorch in memory linear
-    in T. Only MHA may need its quadratic `reference`: for documents that FlashAttention refuses; on
-    GPUs for FP64, BF16 before Ampere and misaligned rows (see below); and on other devices.
+    in T. Only MHA may need its quadratic `reference`: for documents that FlashAttention refuses or
+    torch.compile traces on a CPU; on GPUs for FP64, BF16 before Ampere and misaligned rows (see
+    below); and on other devices.
     """
     width, narrow = x.shape[3], x.dtype in (torch.bfloat16, torch.float16)
     # On GPUs before Ampere neither Triton nor PyTorch's kernels take BF16.
