@@ -180,7 +180,8 @@ class Matrix:
                     readers.setdefault((o["corpus"], o["vocabulary"]), []).append(o)
                     for seed in (*seeds, *(further if variant in PAIRED else ())):
                         planned[scale, variation, variant, seed] = (o, seed in further)
-        # For flow windows, variations' contexts count only for corpora that no scale itself reads.
+        # For flow windows, variations' contexts count only for corpora that no scale itself reads,
+        # so that a variation with a longer context changes no other run's flow.
         longest = {n: max(o["context"] for o in each) for n, each in readers.items()} | longest
         data = {names: self.data(*names, options) for names, options in readers.items()}
         runs: dict[tuple, Run] = {}
