@@ -260,7 +260,9 @@ def _plan(campaign: Campaign, options: Namespace) -> None:
     disk = sum(4 * parameter_count(run.model) for run in runs) / 2**20  # FP32
     if hours:
         time = _duration(hours.total())
-        lines.append(f"Training takes about {time} of one {unit} at the expected speeds.")
+        lines.append(
+            f"Training takes about {time} of one {unit}, besides some seconds to start each job."
+        )
     print(*lines, f"Checkpoints take {disk:,.0f} MiB of disk.", sep="\n")
     old = [run.name for run in runs if (folder / f"runs/{run.name}/run.parquet").exists()]
     if old:

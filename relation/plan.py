@@ -48,7 +48,7 @@ class Setting:
 
     @property
     def name(self) -> str:
-        """For example books/nearest; books/nearest@100M28pc if the scales are not the paper's."""
+        """For example books/nearest; `books/nearest@100M28pc` if the scales are not the paper's."""
         of_paper = self.scales is None or set(self.scales) == set(PAPER_SCALES)
         return f"{self.campaign}/{self.variation}{'' if of_paper else '@' + ','.join(self.scales)}"
 

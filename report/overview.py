@@ -64,7 +64,8 @@ def difference_rows(
         for name, (table, column) in CONTEXT_CELLS.items():
             row[name] = by_key.get((setting.name, table, row["scale"], column))
     drawn = [(row["paper"], row["final_nll"]) for row in rows]
-    places = axis((printed, each.value, each.low, each.high) for printed, each in drawn)
+    # A band of no width keeps zero on the axis.
+    places = axis(((printed, each.value, each.low, each.high) for printed, each in drawn), 0.0)
     return [row | {"places": place} for row, place in zip(rows, places, strict=True)]
 
 

@@ -87,8 +87,9 @@ def _validated(records: Records) -> pd.DataFrame:
 @drawing("validation-curves", "Validation NLL while training", _validated)
 def validation_curves(rows: pd.DataFrame, records: Records) -> Figure:
     """Top: MHA and Relation. Bottom: Relation − MHA. Thin lines are seeds, thick lines the mean
-    over seeds. The NLL is read on the first `validation_tokens` of the split (page Assumptions), so
-    its last value differs from the final NLL. The y axes omit the first quarter of the budget."""
+    over seeds. The NLL is read on the first tokens of the split (page Assumptions says how many),
+    so the last value differs from the final NLL. The y axes omit the first quarter of the budget.
+    """
     labels = ("validation NLL\n(nat/token)", "Relation − MHA\n(nat/token)")
     figure, columns = panels(rows, 4.2, labels, "training tokens", sharex="col")
     for scale, scale_rows, (above, below) in columns:

@@ -77,6 +77,7 @@ def test_a_run_gives_the_golden_losses(data, tmp_path, variant, backends) -> Non
     is FP32's rounding; other instruction sets round as much. With QK-norm in Full Relation a norm
     changes by 1.3e-5, because some gradients are so small that AdamW's epsilon of 1e-8 lets their
     rounding through to the update."""
+    assert variant in golden(), "add its golden losses: docs/extending.md"
     actual, expected = curve(variant, backends, data, tmp_path), golden()[variant]
     rel = 5e-5 if variant == "full-qknorm" else 1e-5
     assert [row["update"] for row in actual] == [row["update"] for row in expected]
