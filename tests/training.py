@@ -67,6 +67,7 @@ def small_run(variant: str = "full", **changes) -> Run:
         "validation_tokens": 100,
         "flow_sequences": 2,
         "flow_window": 32,
+        "rank_length": 8,
     }
     return replace(tiny().run("10M-mini/base/full/42"), **own | changes)
 

@@ -100,8 +100,8 @@ def test_decoding_is_as_accurate_as_the_full_forward(variant, precision, device)
 @pytest.mark.parametrize("variant", VARIANTS)
 @torch.no_grad()
 def test_rows_of_unequal_length_decode_as_each_alone(variant):
-    model, lengths, blocks = stirred(variant), (9, 4, 17), (2, 1, 3)
-    tokens = torch.randint(29, (3, 24), generator=torch.Generator().manual_seed(2))
+    model, lengths, blocks = stirred(variant), (9, 4, 17), (2, 1, 8)  # 8 is more than one row has
+    tokens = torch.randint(29, (3, 28), generator=torch.Generator().manual_seed(2))
     rows = [tokens[b, : n + sum(blocks)] for b, n in enumerate(lengths)]
     state = model.decode_state(capacity=5)
     padded = torch.full((3, 20), 7)

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from training import CPU, small_model
 
 from relation.nn import Decoder, Execution
-from relation.train.checkpoint import load_model, save_model
+from relation.train.checkpoint import load_model, matrices_hash, save_model
 
 
 def toy(variant: str = "full", **changes) -> Decoder:
@@ -34,6 +34,18 @@ def test_a_checkpoint_reads_back_as_the_model_it_was(tmp_path: Path, variant: st
     # The reader chooses the backends. Their results differ only by FP32's rounding.
     tokens = torch.arange(30).reshape(2, 15)
     torch.testing.assert_close(again(tokens), model(tokens), rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_the_hash_of_a_pairs_initial_weights_covers_each_matrix() -> None:
+    model = toy("full")
+    known = matrices_hash(model)
+    assert matrices_hash(toy("mha")) == known
+    for parameter in model.parameters():
+        kept = parameter.clone()
+        parameter.view(-1)[-1:] += 1
+        assert (matrices_hash(model) != known) == (parameter.ndim == 2)
+        parameter.copy_(kept)
 
 
 FULL = asdict(toy().config)

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from training import (
     UPDATE,
     assert_same_run,
     read_run,
+    small_model,
     small_run,
     start,
     tiny,
@@ -88,6 +90,8 @@ def test_the_record_says_what_was_trained_on_what(trained: Path, data: Path) -> 
     assert (row["layout"], row["corpus"], row["backend"]) == ("FFFF", "A rule with noise", "tiled")
     assert row["validation_tokens"] == known["validation"]["tokens"] - 1
     assert row["validation_characters"] == known["validation"]["characters"]
+    assert row["corpus_fingerprint"] == known["train"]["fingerprint"]
+    assert row["unigram_entropy"] == known["validation"]["unigram_entropy"]
     assert np.isnan(row["peak_memory_gib"])  # not measured on a CPU
     assert row["epochs"] == 38 / ((known["train"]["tokens"] - 1) // CONTEXT)
     assert row["tokens_per_second"] == pytest.approx(BUDGET / row["seconds"])
@@ -114,20 +118,66 @@ def test_the_final_nll_is_the_checkpoints(trained, data, tmp_path, masked) -> No
     assert (len(tokens) - 1) % CONTEXT, "the split has no ragged tail to test"
 
 
-def test_probes_are_taken_at_the_start_and_after_each_part(trained: Path, data: Path) -> None:
+OPTIONS = [
+    {"init_key": "full"}, {"document_mask": "documents"}, {"precision": "bf16"},
+    {"learning_rate": 1e-3}, {"warmup_tokens": 300}, {"plateau_fraction": 0.5},
+    {"betas": (0.8, 0.95)}, {"betas": (0.9, 0.9)}, {"adam_eps": 1e-3}, {"gradient_clip": 0.1},
+    {"weight_decay": 0.2}, {"decay_embedding": False}, {"decay_vectors": True},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("changes", OPTIONS, ids=lambda changes: next(iter(changes)))
+def test_an_option_that_changes_the_hash_changes_the_weights(trained, data, tmp_path, changes):
+    """Otherwise a variation of a campaign could train the base run again under another name."""
+    run = small_run(**changes)
+    assert run.hash != small_run().hash
+    train(run, data, tmp_path / "out", tmp_path / "resume")
+    weights, others = (read_run(out)[0] for out in (tmp_path / "out", trained))
+    assert not all(torch.equal(weights[name], others[name]) for name in others)
+
+
+def test_the_seconds_of_a_run_are_those_of_its_updates(data, tmp_path, monkeypatch) -> None:
+    """Update k takes 2^k seconds. A probe or a save takes 1000, which count for no update."""
+    now = [0.0]
+
+    def take(owner, name: str, seconds) -> None:
+        call = getattr(owner, name)
+
+        def timed(*arguments, **options):
+            now[0] += seconds(*arguments)
+            return call(*arguments, **options)
+
+        monkeypatch.setattr(owner, name, timed)
+
+    take(engine, "wsd", lambda before, *_: 2 ** (before // UPDATE))
+    take(engine, "nll_of", lambda *_: 1000)
+    take(checkpoint, "snapshot", lambda *_: 1000)
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    train(small_run(checkpoint_seconds=1e-9), data, tmp_path / "out", tmp_path / "resume")
+    (row,) = records.read(tmp_path / "out" / "run.parquet", "runs").to_dict("records")
+    assert (row["seconds"], row["tokens_per_second"]) == (31, BUDGET / 31)
+    assert row["median_tokens_per_second"] == UPDATE / 4
+
+
+@pytest.mark.parametrize("masked", [None, "documents"])
+def test_probes_are_taken_at_the_start_and_after_each_part(trained, data, tmp_path, masked) -> None:
     """The last probe agrees with the saved model: lambda, flow and validation NLL."""
+    if masked:
+        trained = tmp_path / "out"
+        train(small_run(document_mask=masked), data, trained, tmp_path / "resume")
+    mask = document_mask(masked, data)
     probes = records.read(trained / "probes.parquet", "probes")
     nll = probes[probes["metric"] == "validation_nll"]
     assert nll["tokens"].tolist() == [0, 256, 384, 512, 600]
     flow = probes[probes["metric"] == "self_flow"]
     assert sorted(set(flow["tokens"])) == [0, 384, 600]
     model, tokens = load_model(trained / "model.safetensors", CPU), open_tokens(data, "validation")
-    given = (tokens[:101], CONTEXT, 4, CPU, "fp32", lambda inputs: None)
+    given = (tokens[:101], CONTEXT, 4, CPU, "fp32", mask)
     assert nll["value"].iloc[-1] == pytest.approx(nll_of(model, *given), rel=1e-6)
     last = probes[probes["tokens"] == 600]
     last = last.set_index(["metric", "layer", "part"])["value"].sort_index()
     sequence = torch.from_numpy(tokens[:16].astype(np.int64))[None]
-    for layer in read_layers(model, sequence, 16, 16, lambda inputs: None):
+    for layer in read_layers(model, sequence, 16, 8, mask):
         mixer = model.blocks[layer.index].mixer
         assert last["lambda", layer.index].item() == pytest.approx(mixer.lam.item())
         assert last["theta", layer.index, 0] == pytest.approx(mixer.theta.item())
@@ -140,10 +190,13 @@ def test_probes_are_taken_at_the_start_and_after_each_part(trained: Path, data: 
 def test_a_pair_starts_alike_and_reads_alike(trained: Path, data: Path, tmp_path: Path) -> None:
     train(small_run("mha"), data, tmp_path / "mha", tmp_path / "resume")
     train(small_run(seed=43), data, tmp_path / "seed", tmp_path / "resume")
-    paths = (trained, tmp_path / "mha", tmp_path / "seed")
-    full, mha, other = (records.read(p / "run.parquet", "runs").iloc[0] for p in paths)
+    texts = write_corpus(tmp_path / "data", vocabulary=59)
+    train(small_run(), texts, tmp_path / "texts", tmp_path / "resume")
+    paths = (trained, tmp_path / "mha", tmp_path / "seed", tmp_path / "texts")
+    full, mha, other, text = (records.read(p / "run.parquet", "runs").iloc[0] for p in paths)
     for name in ("order_hash", "init_hash"):
         assert full[name] == mha[name] != other[name]
+    assert text["order_hash"] != full["order_hash"] and text["init_hash"] == full["init_hash"]
     assert full["parameters"] - mha["parameters"] == 4 * (1 + 1)  # lambda and one angle per layer
 
 
@@ -195,8 +248,10 @@ def test_a_damaged_state_is_told_and_the_run_starts_anew(
 
 @pytest.mark.parametrize(
     ("changed", "begins"),
-    [("a page", 4), ("code", 1), ("data", 1), ("backend", 1), ("specification", 1), ("probes", 1)],
-)
+    [("README.md", 4), ("relation/step.py", 1), ("kernels/op.py", 1), ("relation/new.csv", 1),
+     ("torch", 1), ("data", 1), ("backend", 1), ("deterministic", 1), ("specification", 1),
+     ("probes", 1)],
+)  # fmt: skip
 def test_a_state_is_used_where_nothing_that_decides_changed(
     trained, data, tmp_path, monkeypatch, capsys, state, changed, begins
 ) -> None:
@@ -205,18 +260,23 @@ def test_a_state_is_used_where_nothing_that_decides_changed(
         data = write_corpus(tmp_path / "other", train=2000)
     elif changed == "backend":
         run = replace(run, backends={**run.backends, "full": "reference"})
+    elif changed == "deterministic":
+        run = replace(run, deterministic=not run.deterministic)
+    elif changed == "torch":
+        monkeypatch.setattr(torch, "__version__", f"{torch.__version__}.1")
     elif changed == "specification":
         run = replace(run, weight_decay=0.2)
     elif changed == "probes":
         run = replace(run, validation_tokens=run.validation_tokens + 1)
     else:
-        (project / ("README.md" if changed == "a page" else "relation/step.py")).write_text("after")
+        (project / changed).parent.mkdir(exist_ok=True)
+        (project / changed).write_text("after")
     begun = at_update(monkeypatch, 0, die)
     train(run, data, tmp_path / "out", tmp_path / "resume")
     assert begun[0] == begins
     is_refused = "is not used (other code, data, execution" in capsys.readouterr().err
-    assert is_refused == (changed in ("code", "data", "backend", "probes"))
-    if changed in ("a page", "code"):
+    assert is_refused == (begins == 1 and changed != "specification")
+    if (project / changed).exists():
         assert_same_run(tmp_path / "out", trained)
 
 
@@ -280,29 +340,54 @@ def test_a_divergence_is_recorded_where_the_campaign_counts_them(data, tmp_path)
     out = tmp_path / "out"
     message = refusal(lambda: diagnose(run, data, out / "model.safetensors", out), RunError)
     assert "the model diverged" in message
+    none = replace(run, model=small_model("full", init_std=1e30))  # diverges before an update
+    train(none, data, tmp_path / "none", tmp_path / "resume")
+    (row,) = records.read(tmp_path / "none" / "run.parquet", "runs").to_dict("records")
+    assert row["updates"] == row["epochs"] == 0 and math.isnan(row["tokens_per_second"])
     # Such a campaign plans no measurement of its checkpoints.
     assert tiny().measured(replace(run, divergence="fail")) and not tiny().measured(run)
 
 
-def test_a_parameter_that_never_learns_is_named(data, tmp_path, monkeypatch) -> None:
+@pytest.mark.parametrize(
+    ("gradient", "message"),
+    [
+        (torch.zeros_like, "blocks.1.mixer.lam is zero"),
+        # Its square overflows, so clipping multiplies all gradients by 0: nothing would learn.
+        (lambda gradient: gradient + 1e30, "gradient norm inf at update 1,"),
+    ],
+)
+def test_a_lost_or_huge_gradient_is_told(data, tmp_path, monkeypatch, gradient, message) -> None:
     """For example, if a compiler drops a gradient."""
     build = engine.build_optimizer
 
     def lost(model, *arguments):
-        model.blocks[1].mixer.lam.register_hook(torch.zeros_like)
+        model.blocks[1].mixer.lam.register_hook(gradient)
         return build(model, *arguments)
 
     monkeypatch.setattr(engine, "build_optimizer", lost)
     given = (small_run(), data, tmp_path / "out", tmp_path / "resume")
-    assert "blocks.1.mixer.lam is zero" in refusal(lambda: train(*given), RunError)
+    assert message in refusal(lambda: train(*given), RunError)
+
+
+def test_weights_that_only_the_last_update_breaks_are_no_result(data, tmp_path, monkeypatch):
+    """A Linear model has no flow that would show it in the last probe."""
+    last = lambda before, *_: math.inf if before == 4 * UPDATE else 1.0  # noqa: E731
+    monkeypatch.setattr(engine, "wsd", last)
+    given = (small_run("linear"), data, tmp_path / "out", tmp_path / "resume")
+    assert "is not finite after the last update" in refusal(lambda: train(*given), RunError)
+    assert not (tmp_path / "out").exists()
 
 
 # -- several processes -----------------------------------------------------------------------------
 def test_two_processes_train_the_run_of_one_and_go_on_where_they_were_killed(
-    trained, data, tmp_path
+    data, tmp_path
 ) -> None:
-    """Equal up to the order of FP32's sums, with the same data order and initial weights."""
-    changes = {"checkpoint_seconds": 1e-9}
+    """Equal up to the order of FP32's sums, with the same data order and initial weights.
+
+    The last update has one micro-batch, so the second process has none.
+    """
+    changes, trained = {"checkpoint_seconds": 1e-9, "budget_tokens": 560}, tmp_path / "one"
+    train(small_run(budget_tokens=560), data, trained, tmp_path / "resume")
     killed = start(tmp_path, data, processes=2, changes=changes, dies=4)
     killed.communicate(timeout=180)
     assert killed.returncode != 0 and not (tmp_path / "out").exists()
