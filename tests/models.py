@@ -56,7 +56,7 @@ def mixed(
     p1, p2 = (heads(n @ w[f"w{k}.weight"].T) for k in (1, 2))
     if c.qk_norm:
         p1, p2 = (norm(p, w[f"norm{k}.weight"], c.norm_eps) for k, p in ((1, p1), (2, p2)))
-    p1, p2 = ops.rope(p1), ops.rope(p2)
+    p1, p2 = ops.rope(p1, c.rope_base), ops.rope(p2, c.rope_base)
     info = heads(n if c.raw_information else n @ w["wi.weight"].T)
     if letter in "FL" and c.givens:
         info = ops.givens_mix(info, w["theta"], index)
@@ -65,7 +65,7 @@ def mixed(
         down, up = heads(n @ w["retention_down.weight"].T), w["retention_up"]
         r = torch.einsum("hjk,bhtk->bthj", up, down).flatten(2)
         g = heads(-w["a_log"].exp() * F.softplus(r + w["dt_bias"]))
-        y, _ = ops.linear_relation(p1, p2, info, g)
+        y, _ = ops.linear_relation(p1, p2, info, g, c.tau)
     else:
         U, history = p1 @ p2.mT / c.head_dim**0.5, torch.ones(T, T).tril(-1).bool()
         log_i = torch.arange(1, T + 1).double().log()[:, None]

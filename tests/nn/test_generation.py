@@ -16,7 +16,7 @@ from interpreter import INTERPRETED, run_interpreted
 from models import greedy, stirred
 
 from relation.errors import RunError
-from relation.nn import Decoder, Execution, ModelConfig
+from relation.nn import Decoder, Execution, ModelConfig, generate, replay, sampling
 from relation.nn.generate import (
     BLOCK,
     Sampling,
@@ -135,7 +135,7 @@ MODELS = [
     ("no-count", {}),
     ("no-givens", {"embedding_multiplier": 3.0}),
     ("linear", {}),
-    ("hybrid", {}),
+    ("hybrid", {"tau": 0.7, "norm_eps": 0.01}),
 ]
 
 
@@ -206,10 +206,23 @@ def check_texts(variant: str, device: str, count: int, **changes) -> None:
     whole = [len(prompt) + len(text) for prompt, text in zip(PROMPTS, cut, strict=True)]
     read = [n - (len(text) == count) for n, text in zip(whole, cut, strict=True)]
     expected = state.lengths.tolist() if state.lengths is not None else [state.length] * 3
-    assert expected == read
+    assert expected == read and state.length == max(read)
     drawn = Sampling(temperature=2, top_k=20, top_p=0.9, seed=3)
     both = generate_batch(model, PROMPTS[:2], 4, drawn)
     assert both[0] == list(generate_tokens(model, PROMPTS[0], 4, drawn))
+
+
+def check_chunks(monkeypatch, device: str = "cpu") -> None:
+    """Check that each chunk of random numbers is new; here all ids are equally likely."""
+    for module in (generate, replay, sampling):
+        monkeypatch.setattr(module, "CHUNK", 2)
+    tokens = generate_tokens(prepared_model("mha", device), [1], 6, Sampling(temperature=1e300))
+    first, *others = zip(tokens, tokens, strict=True)
+    assert all(pair != first for pair in others)
+
+
+def test_a_long_text_repeats_no_random_numbers(monkeypatch):
+    check_chunks(monkeypatch)
 
 
 @pytest.mark.skipif(INTERPRETED, reason="it would start itself")
@@ -226,6 +239,9 @@ class TestInterpreted:
     def test_texts_are_the_forwards(self):
         check_texts("hybrid", "cpu", 4)
 
+    def test_a_long_text_repeats_no_random_numbers(self, monkeypatch):
+        check_chunks(monkeypatch)
+
 
 @pytest.mark.gpu
 class TestOnGpu:
@@ -237,6 +253,9 @@ class TestOnGpu:
     @pytest.mark.parametrize(("variant", "changes"), MODELS)
     def test_texts_are_the_forwards(self, variant, changes):
         check_texts(variant, "cuda", 40, **changes)
+
+    def test_a_long_text_repeats_no_random_numbers(self, monkeypatch):
+        check_chunks(monkeypatch, "cuda")
 
     @pytest.mark.parametrize("variant", ["mha", "full", "linear"])
     @pytest.mark.parametrize("rows", [1, 20])

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from relation import Documents, FullRelation, LinearRelation
 from relation.nn import ModelConfig
+from relation.nn.norms import Normed
 
 D, HEADS, T = 24, 4, 21
 LAYERS = {"full": FullRelation, "linear": LinearRelation}
@@ -33,9 +34,10 @@ def build(kind: str, kv_heads: int | None = None, **options) -> nn.Module:
 @each_sharing
 def test_a_layer_is_its_equation(kind, kv_heads):
     """Sections 3.2 and 5.2: the output, and the gradients of x and of every parameter."""
-    layer, dy = build(kind, kv_heads), normal(2, T, D, seed=2)
+    options = {"tau": 0.7, "rope_base": 100.0}
+    layer, dy = build(kind, kv_heads, **options), normal(2, T, D, seed=2)
     sizes = {"vocab_size": 1, "d_ff": 1, "d_model": D, "heads": HEADS, "kv_heads": kv_heads}
-    config = ModelConfig(**sizes, layout="F" if kind == "full" else "L")
+    config = ModelConfig(**sizes, **options, layout="F" if kind == "full" else "L")
     x, results = normal(2, T, D).requires_grad_(), []
     expected, _ = mixed(dict(layer.named_parameters()), x, config, config.layout, 0)
     for y in (layer(x), expected):
@@ -101,6 +103,49 @@ def test_a_layer_of_the_meta_device_is_drawn_as_a_new_one(make):
     for expected, parameter in zip(make().parameters(), layer.parameters(), strict=True):
         assert torch.equal(parameter, expected)
     assert all(buffer == 0 for buffer in layer.buffers())
+
+
+def test_a_new_layer_starts_where_its_text_says():
+    torch.manual_seed(3)
+    assert FullRelation(D, HEADS).lam == 0.5 and FullRelation(D, HEADS, lambda_init=2.0).lam == 2
+    layer, bound = LinearRelation(96, 4), 24**-0.5  # as in KDA: A in 1 to 16, dt in 0.001 to 0.1
+    assert layer.retention_up.abs().max() <= bound
+    assert layer.retention_up.std().item() == pytest.approx(bound / 3**0.5, rel=0.05)
+    for values, low, high in (
+        (layer.a_log.exp(), 1, 16),
+        (1e3 * nn.functional.softplus(layer.dt_bias), 1, 100),
+    ):
+        assert low * 0.999 <= values.min() < 2 * low and 0.9 * high < values.max() <= high * 1.001
+
+
+@pytest.mark.parametrize(("weights", "autocast"), [(torch.float32, True), (torch.bfloat16, False)])
+def test_retention_is_fp32_at_least(weights, autocast):
+    layer, x = LinearRelation(D, HEADS).to(weights), X.to(weights)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        assert layer.log_retention(Normed(x)).dtype == torch.float32
+
+
+def change_forward(linear: nn.Linear) -> None:
+    linear.forward = lambda x: 2 * nn.functional.linear(x, linear.weight)
+
+
+@pytest.mark.parametrize("patch", [
+    lambda linear: setattr(linear, "bias", nn.Parameter(torch.ones(D).double())),
+    lambda linear: linear.register_forward_hook(lambda _, x, y: 2 * y),
+    lambda linear: linear.register_forward_pre_hook(lambda _, x: (2 * x[0],)),
+    lambda linear: linear.register_full_backward_hook(lambda _, dx, dy: (2 * dx[0],)),
+    change_forward,
+])  # fmt: skip
+@each_layer
+def test_what_a_projection_does_besides_its_product_counts(kind, patch):
+    """Not only the rows of W_I, which are mixed instead of the information."""
+    plain, layer, x, dy = build(kind), build(kind), normal(2, T, D), normal(2, T, D, seed=2)
+    patch(layer.wi)
+    actual = differentiate(layer, (x,), dy)
+    layer.wi = nn.Sequential(layer.wi)  # which the layer must call
+    for ours, expected in zip(actual, differentiate(layer, (x,), dy), strict=True):
+        assert_close(ours, expected, T + 2 * D, scale=8)
+    assert not torch.equal(actual[1], differentiate(plain, (x,), dy)[1])
 
 
 @each_layer

@@ -12,6 +12,7 @@ from relation import plan
 from relation.errors import InputError
 from relation.kernels.documents import Documents
 from relation.nn import Decoder, Execution, ModelConfig
+from relation.nn.norms import HeadRMSNorm, RMSNorm
 from relation.variants import VARIANTS, parameter_count
 
 REFERENCE = Execution("reference", "reference", "recurrent", "reference")
@@ -58,6 +59,7 @@ def test_a_new_model_has_the_weights_of_its_seed():
     """Without a seed, the model uses seed 0. It is never left without initial weights."""
     config = ModelConfig.for_variant("full", **TINY)
     logits, again, other = (Decoder(config, **s)(TOKENS) for s in ({}, {"seed": 0}, {"seed": 1}))
+    assert build("full", lambda_init=0.25).blocks[1].mixer.lam == 0.25
     assert torch.equal(logits, again) and logits.std() > 0 and not torch.equal(logits, other)
 
 
@@ -94,7 +96,7 @@ def test_a_count_without_a_model_is_the_models(variant, changes):
 def transcription(model: Decoder, tokens: Tensor) -> tuple[Tensor, list[Tensor]]:
     """Logits and flows by the equations (Section 6, Appendix B.1), from a model's weights."""
     c, E, flows = model.config, model.embedding.weight, []
-    x = E[tokens]
+    x = E[tokens] * (c.embedding_multiplier or 1)
     for index, (block, letter) in enumerate(zip(model.blocks, c.layout, strict=True)):
         n = norm(x, block.mixer_norm.weight, c.norm_eps)
         y, flow = mixed(dict(block.mixer.named_parameters()), n, c, letter, index)
@@ -118,6 +120,7 @@ def assert_same(actual: Tensor, expected: Tensor, steps: float = 8) -> None:
     [
         *((variant, {}) for variant in VARIANTS),
         ("hybrid", {"layers": 8}),
+        ("hybrid", {"tau": 0.7, "rope_base": 100.0, "norm_eps": 0.01, "embedding_multiplier": 3.0}),
         ("linear", {"qk_norm": True, "output_gate": True}),
         *((variant, {"kv_heads": 2}) for variant in ("mha", "full", "hybrid")),
     ],
@@ -181,6 +184,16 @@ def test_impossible_models_are_refused_in_one_line(variant, changes, message):
 def test_shapes_can_be_asked_of_the_meta_device():
     model = Decoder(build("hybrid").config, seed=None, device=torch.device("meta"))
     assert model(TOKENS.to("meta")).shape == (*TOKENS.shape, 29)
+
+
+@pytest.mark.parametrize("norms", [RMSNorm, HeadRMSNorm])
+def test_norms_in_16_bits_round_once(norms):
+    x = 3 * torch.randn(2, 3, 50, 48, generator=torch.Generator().manual_seed(5)).bfloat16()
+    of = norms(48, eps=1e-6)
+    y = of(x).states if norms is RMSNorm else of(x)
+    truth = norm(x.double(), 1, 1e-6)
+    assert y.dtype == x.dtype
+    assert ((y.double() - truth).abs() <= (2**-8 + 2**-20) * truth.abs()).all()
 
 
 @pytest.mark.parametrize("variant", ["full-qknorm-gate", "linear"])
