@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 from conftest import link_project
@@ -71,6 +72,10 @@ def test_an_exported_run_is_the_trained_one(trained: Path, tmp_path: Path, capsy
     own = load_tokenizer(trained / "data/sample-300/tokenizer.json")
     ids = tokenizer(PROMPT, return_tensors="pt").input_ids
     assert ids[0].tolist() == own.encode(PROMPT).ids
+    # Generation in batches pads at the left, and ends at end-of-text.
+    assert (tokenizer.padding_side, tokenizer.model_max_length) == ("left", row["context"])
+    end = own.token_to_id("<|endoftext|>")
+    assert model.config.eos_token_id == model.generation_config.eos_token_id == end
     expected = load_model(trained / f"runs/{RUN}/model.safetensors", torch.device("cpu"))
     torch.testing.assert_close(model(ids).logits, expected(ids))
     assert f"{row['final_nll']:.4f} nat/token" in (folder / "README.md").read_text()
@@ -78,3 +83,9 @@ def test_an_exported_run_is_the_trained_one(trained: Path, tmp_path: Path, capsy
     for run, message in ((RUN, "exists already"), (RUN[:-1] + "3", "make it with `snakemake")):
         assert main(["export", run, TINY, "--folder", str(folder)]) == 2
         assert message in capsys.readouterr().err
+    path = trained / f"runs/{RUN}/run.parquet"
+    kept = path.read_bytes()
+    pd.read_parquet(path).assign(final_nll=float("nan")).to_parquet(path)
+    assert main(["export", RUN, TINY, "--folder", str(tmp_path / "diverged")]) == 2
+    path.write_bytes(kept)
+    assert "there is no model to export" in capsys.readouterr().err

@@ -243,6 +243,7 @@ def test_packed_documents_have_the_logits_of_documents_alone(variant):
     [
         (False, {"attention_mask": GAP}, "2 pieces of text"),
         (True, {"attention_mask": GAP}, "pad only a cache's first block"),
+        (True, {"cache": "another"}, "are the same argument; give one of them"),
         (True, {"position_ids": torch.arange(3)[None]}, "second document in a row of the cache"),
         (False, {"position_ids": torch.arange(2)[None]}, "shape (1, 2) and input_ids (1, 3)"),
         (False, {"attention_mask": torch.ones(1, 1, 3, 3)}, "shape (1, 1, 3, 3) and input_ids"),
@@ -290,8 +291,9 @@ def test_what_transformers_passes_beside_is_taken():
     """Extra arguments that PEFT, tokenizers, older generation code and Trainer pass."""
     _, model = build("full")
     passed = {"inputs_embeds": None, "token_type_ids": TOKENS * 0, "cache_position": TOKENS[0]}
-    actual = model(TOKENS, labels=TOKENS, num_items_in_batch=20, return_dict=False, **passed)
-    torch.testing.assert_close(actual[0], model(TOKENS, labels=TOKENS).loss)
+    actual = model(TOKENS, labels=TOKENS, num_items_in_batch=40, return_dict=False, **passed)
+    # As in Trainer's accumulation, the loss is a share: here of 20 of 40 tokens.
+    torch.testing.assert_close(actual[0], model(TOKENS, labels=TOKENS).loss / 2)
 
 
 @pytest.mark.parametrize("tokens", [60, 20])

@@ -79,8 +79,8 @@ def test_what_is_computed_is_full_relation(kv_heads, case):
         mask = (causal & (place > place[:, None] - 20)).expand(2, 1, -1, -1)
     elif case == "cache":
         mask, rows = causal.expand(2, 1, -1, -1)[:, :, 6:], slice(6, 9)
-    expected = ops.full_relation(q, k, v, layer.lam, documents=documents)[:, :, rows]
-    actual, _ = relation_attention(layer, q[:, :, rows], k, v, mask, scaling=6**-0.5)
+    expected = ops.full_relation(0.7 * q, k, v, layer.lam, documents=documents)[:, :, rows]
+    actual, _ = relation_attention(layer, q[:, :, rows], k, v, mask, scaling=0.7 * 6**-0.5)
     shown = text[:, rows, None, None]
     assert_close(actual * shown, expected.transpose(1, 2) * shown, 9 + 6, scale=8)
     gradients = (torch.autograd.grad((y * shown.reshape(s)).square().sum(), layer.lam)[0]
@@ -151,11 +151,12 @@ def test_documents_need_no_square_of_the_length():
         with torch.no_grad(), Largest() as largest:
             model.model(**given, use_cache=False)
         assert largest.numel < T * T
-    # Padding inside a text separates no documents: every token sees all text before it.
-    mask = torch.tensor([[1, 1, 0, 1, 1]])
-    given = {"input_ids": TOKENS[:1, :5], "position_ids": (mask.cumsum(1) - 1)}
-    actual = model(**given, attention_mask=mask).logits[0, 3:]
-    expected = model(TOKENS[:1, [0, 1, 3, 4]]).logits[0, 2:]
+    # Padding inside a text separates no documents: every token sees all text before it. Padding
+    # that sees nothing gives no NaN, which all later tokens would read.
+    mask = torch.tensor([[0, 1, 1, 0, 1, 1]])
+    given = {"input_ids": TOKENS[:1, :6], "position_ids": (mask.cumsum(1) - 1).clamp(min=0)}
+    actual = model(**given, attention_mask=mask).logits[0, 4:]
+    expected = model(TOKENS[:1, [1, 2, 4, 5]]).logits[0, 2:]
     assert (actual - expected).abs().max() <= 1e-5 * expected.abs().max()
 
 
@@ -255,6 +256,17 @@ def test_under_autocast_it_trains_and_writes():
 def test_other_families_run_it(family):
     model = llama(2, family)
     assert generated(model, prompts()) == generated(model, prompts(), use_cache=False)
+
+
+def test_a_sliding_window_hides_the_tokens_before_it():
+    model, place = llama(2, "Mistral"), torch.arange(11)
+    mask = (place <= place[:, None]) & (place > place[:, None] - 4)
+    logits = []
+    for window, given in ((4, None), (None, mask.expand(2, 1, -1, -1)), (None, None)):
+        model.config.sliding_window = window
+        logits.append(model(TOKENS, attention_mask=given).logits)
+    torch.testing.assert_close(logits[0], logits[1])
+    assert (logits[0] - logits[2]).abs().max() > 0.01
 
 
 def attend(**options) -> Tensor:
