@@ -303,6 +303,8 @@ def test_limits_are_exact_and_cut_nothing_else(
         assert row["documents"] == len(documents)
         assert row["characters"] == sum(map(len, documents))
     assert short["tokenizer.json"] == whole["tokenizer.json"]
+    few = prepared(data_of(texts, tokenizer_characters=1500), tmp_path / "few")
+    assert few["tokenizer.json"] != whole["tokenizer.json"]
 
 
 def test_a_document_that_spells_end_of_text_ends_there(tmp_path: Path, texts: Path) -> None:
@@ -332,8 +334,9 @@ def test_two_streams_are_mixed_half_and_half_by_tokens(tmp_path: Path) -> None:
     assert abs(shares["fox"] - shares["owl"]) <= batch
 
 
-def test_unigram_entropy_of_known_counts() -> None:
-    """The first token does not count, because no model predicts it."""
+def test_unigram_entropy_of_known_counts(monkeypatch) -> None:
+    """The first token does not count, because no model predicts it. Tokens are read in parts."""
+    monkeypatch.setattr(corpus, "_TOKENS_AT_A_TIME", 3)
     for tokens, entropy in (([9, 0, 0, 1, 1], math.log(2)), ([0, 3, 3, 3], 0)):
         assert corpus.unigram_entropy(np.array(tokens)) == pytest.approx(entropy, rel=1e-15)
 
@@ -351,7 +354,10 @@ def test_unigram_entropy_of_known_counts() -> None:
 def test_a_corpus_that_will_not_do_is_one_clear_line(tmp_path, texts, changes, message) -> None:
     as_txt(texts / "a.txt", DOCUMENTS)
     data = data_of(texts, **changes)
+    record = tmp_path / "out" / "data.parquet"  # of earlier files, which preparation replaces
+    record.parent.mkdir()
+    record.touch()
     assert message in refusal(lambda: corpus.prepare(data, tmp_path / "out"))
-    assert not (tmp_path / "out" / "data.parquet").exists()
+    assert record.exists() == ("fingerprint" in changes)  # refused before a file is touched
     if changes.keys() & {"largest_context", "diagnosed_tokens", "validation_modulus"}:
         refusal(lambda: corpus.check_texts(data))

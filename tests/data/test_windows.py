@@ -162,6 +162,7 @@ def test_no_micro_batch_has_more_documents_than_were_counted(data: Path, micro: 
             documents = mask(inputs, targets)
             offsets = documents.offsets
             assert offsets[-1] == documents.starts.numel() and (offsets.diff() >= 0).all()
+            assert offsets.diff().max() <= documents.longest
             read = targets != IGNORED
             assert torch.equal(documents.starts[read], plain(inputs).starts[read])
 

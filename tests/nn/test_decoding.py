@@ -70,6 +70,8 @@ def state(*shape: int) -> Tensor:
 def test_unfit_inputs_are_refused_in_one_line(block, first, second):
     for step in (ops.attention_step, partial(ops.full_relation_step, lam=torch.tensor(0.5))):
         refusal(lambda step=step: step(block, first, second))
+        broadcast = partial(step, first[:, :, :1], first, first, visible=torch.ones(1, 1).bool())
+        assert "visible is" in refusal(broadcast)
 
 
 def decoded(model: Decoder, sizes: Iterable[int]) -> Tensor:

@@ -96,6 +96,7 @@ def test_every_form_gives_the_same_documents():
         (Documents.of, [[0, 0], [1, 0]], "decrease in row 1: 1 at token 0 and 0 after it"),
         (Documents.of, [0, 1], "of shape (2,)"),
         (Documents.of, [[0.0, 1.0]], "give an integer"),
+        (Documents.of, [[True, False]], "give an integer"),
         (Documents.of, [[]], "B and T at least 1"),
         (Documents.packed, [0, 2, 2], "begin at 0 and increase"),
         (Documents.packed, [1, 2], "begin at 0 and increase"),

@@ -139,6 +139,12 @@ def test_an_unknown_or_impossible_backend_is_refused(arguments, message):
     assert_refused(message, ops.get_backend, *arguments)
 
 
+def test_documents_with_a_null_token_are_refused_by_flash_attention():
+    documents = Documents.of(torch.tensor([[0, 0, 1]]))
+    given = {**CALLS[fused_attention], "null": True, "documents": documents}
+    assert_refused("with a null logit takes no documents", fused_attention, **given)
+
+
 WIDTHS = {
     "head width is 15": X[..., :15],
     "head width is 129": torch.zeros(1, 2, 3, 129),

@@ -48,15 +48,16 @@ def test_givens_and_its_gradients_err_as_their_dtypes_do(dtype, angles, layer):
     assert ((dtheta.double() - true_dtheta).abs() <= bound).all()
 
 
-def test_rope_rotates_channel_c_with_channel_c_plus_half():
+@pytest.mark.parametrize("base", [1e4, 500.0])
+def test_rope_rotates_channel_c_with_channel_c_plus_half(base):
     x = draw(1, 2, 50, 60, count=1)[0]
     pairs = torch.complex(*x.chunk(2, dim=-1))
-    frequency = 1e4 ** (-torch.arange(30, dtype=torch.float64) / 30)
+    frequency = base ** (-torch.arange(30, dtype=torch.float64) / 30)
     angle = torch.arange(7, 57, dtype=torch.float64)[:, None] * frequency
     expected = torch.view_as_real(pairs * torch.polar(torch.ones_like(angle), angle)).unbind(-1)
     # The angles are FP32: a position below 64 times a frequency with two roundings.
     tolerance = {"rtol": 0, "atol": 64 * 2**-22 * x.abs().max().item()}
-    turned = ops.rope(x, offset=7)
+    turned = ops.rope(x, base, offset=7)
     torch.testing.assert_close(turned, torch.cat(expected, -1), **tolerance)
     assert torch.equal(ops.rope(x)[:, :, 7:], ops.rope(x[:, :, 7:], offset=7))
     assert torch.equal(ops.rope(x)[:, :, 0], x[:, :, 0])
