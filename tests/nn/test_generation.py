@@ -26,7 +26,7 @@ from relation.nn.generate import (
     why_plain,
 )
 from relation.nn.replay import Places, Prepared
-from relation.nn.sampling import next_token_probabilities
+from relation.nn.sampling import draw, next_token_probabilities
 
 GREEDY = Sampling(temperature=0)
 PROMPTS = ([5, 2, 7, 1], [3], [9, 9, 4, 1, 0, 2, 8])
@@ -55,6 +55,9 @@ def test_the_distribution_is_what_the_options_say(sampling, expected):
     actual = next_token_probabilities(torch.tensor(LOGITS), Sampling(**sampling))
     # The logits are FP32. A probability has their rounding error, doubled at temperature 1/2.
     assert actual.tolist() == pytest.approx(expected, rel=1e-6)
+    points = (torch.arange(1000, dtype=torch.float64) + 0.5) / 1000
+    ids = draw(torch.tensor(LOGITS).expand(1000, -1), points, Sampling(**sampling))
+    assert (ids.bincount(minlength=5) / 1000).tolist() == pytest.approx(expected, abs=2e-3)
     equal = next_token_probabilities(torch.zeros(4), Sampling(top_k=2))
     assert equal.tolist() == [0.5, 0.5, 0, 0], "equal ones keep the lower ids"
 
