@@ -114,8 +114,11 @@ def load(
     ]
     frames = {kind: _frame(setting, kind, stored[kind], folder, scales, shared) for kind in FRAMES}
     further = [(scale, *key) for (scale, _, *key), run in addresses.items() if run.further]
-    names = pd.MultiIndex.from_frame(frames["runs"][["own_scale", *KEY_IN_SETTING[1:]]])
-    frames["runs"] = frames["runs"].assign(further=names.isin(further))
+    runs = frames["runs"]
+    # Also pairs of which an earlier variation made one run.
+    records.check_pairs(runs.assign(variation=setting.variation, scale=runs["own_scale"]))
+    names = pd.MultiIndex.from_frame(runs[["own_scale", *KEY_IN_SETTING[1:]]])
+    frames["runs"] = runs.assign(further=names.isin(further))
     return Records(
         setting=setting,
         **frames,

@@ -11,6 +11,7 @@ from urllib.parse import unquote
 
 import pandas as pd
 import pytest
+from conftest import refusal
 
 from relation import plan, records
 from report import data, figures, overview, site, study
@@ -169,7 +170,9 @@ def test_what_a_choice_leaves_out_is_not_missing() -> None:
     assert set(planned.query("kind == 'runs'")["variant"]) == {"mha"}
 
 
-def test_a_variation_of_one_variant_shares_the_other_with_the_variation_that_made_it() -> None:
+def test_a_variation_of_one_variant_shares_the_other_with_the_variation_that_made_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     settings = plan.load({"campaign": CAMPAIGN}).settings
     mine = {"scales": ["10M-mini"], "variants": ["mha", "full"]}
     mine["overrides"] = {"mha": {"learning_rate": 1.0}}
@@ -180,6 +183,14 @@ def test_a_variation_of_one_variant_shares_the_other_with_the_variation_that_mad
     assert set(stored.runs["variant"]) == set(stored.flow["variant"]) == {"full"}
     status = stored.planned.query("kind == 'runs'").set_index("variant")["status"]
     assert status.to_dict() == {"mha": "not run", "full": "ok"}
+    # A pair made by two variations is checked too.
+    frames = records.load(records.PUBLISHED / CAMPAIGN)
+    mha = frames["runs"].query("variation == 'unscaled-sd-0.02' and variant == 'mha'")
+    mha = mha.assign(variation="mine", order_hash="other windows")
+    frames = {**frames, "runs": pd.concat([frames["runs"], mha])}
+    monkeypatch.setattr(data, "_stored", lambda folder: frames)
+    message = refusal(lambda: data.load(Setting(CAMPAIGN, "mine"), campaign=chosen))
+    assert "mha and full of anchor/10M-mini/mine seed 142 had different data" in message
 
 
 def test_a_setting_of_other_scales_has_nothing_that_belongs_to_none() -> None:
