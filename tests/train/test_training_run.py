@@ -118,6 +118,15 @@ def test_the_final_nll_is_the_checkpoints(trained, data, tmp_path, masked) -> No
     assert (len(tokens) - 1) % CONTEXT, "the split has no ragged tail to test"
 
 
+def test_a_run_in_bf16_is_evaluated_in_bf16(data, tmp_path) -> None:
+    train(small_run(precision="bf16"), data, tmp_path / "out", tmp_path / "resume")
+    model = load_model(tmp_path / "out/model.safetensors", CPU)
+    given = model, open_tokens(data, "validation"), CONTEXT, 4, CPU
+    bf16, fp32 = (nll_of(*given, each, document_mask(None, data)) for each in ("bf16", "fp32"))
+    nll = records.read(tmp_path / "out/run.parquet", "runs")["final_nll"][0]
+    assert nll == pytest.approx(bf16, rel=1e-6) and nll != pytest.approx(fp32, rel=1e-6)
+
+
 OPTIONS = [
     {"init_key": "full"}, {"document_mask": "documents"}, {"precision": "bf16"},
     {"learning_rate": 1e-3}, {"warmup_tokens": 300}, {"plateau_fraction": 0.5},
