@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from relation.errors import InputError
 from relation.variants import ARMS
 from report import stats
 
@@ -31,12 +32,15 @@ def runs_of(runs: pd.DataFrame, scale: str, variation: str = TUNED) -> pd.DataFr
 def best_rate(runs: pd.DataFrame) -> tuple[float, float]:
     """Return an arm's learning rate by docs/preregistration.md and its fitted NLL.
 
-    runs: of one arm at one scale; lower and higher rates than the best were tried. The fit is NLL =
-    a x² + b x + c, x = log rate, over the rate with the lowest mean and its two neighbours. It
-    passes through their three means, so its minimum, -b / 2a, lies between the neighbours.
+    runs: of one arm at one scale. The fit is NLL = a x² + b x + c, x = log rate, over the rate with
+    the lowest mean and its two neighbours. It passes through their three means, so its minimum,
+    -b / 2a, lies between the neighbours. Raises InputError while the best rate has only one.
     """
     means = runs.groupby("learning_rate")["final_nll"].mean()
     lowest = int(np.argmin(means))
+    if lowest in (0, len(means) - 1):
+        arm = "/".join(runs.iloc[0][["scale", "variant"]])
+        raise InputError(f"{arm} is best at the highest or lowest rate tried; try the next one")
     near = runs[runs["learning_rate"].isin(means.index[lowest - 1 : lowest + 2])]
     fit = np.polyfit(np.log(near["learning_rate"]), near["final_nll"], 2)
     log_rate = -fit[1] / (2 * fit[0])

@@ -1,5 +1,6 @@
 """The page Study: the choice of rates, comparisons with known truths, shipped readings."""
 
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -56,6 +57,9 @@ def test_at_30m_three_rates_of_one_seed_give_the_minimum():
 
     rate, _ = fair.best_rate(runs_at(RATES[1:4], [142], nll, "30M"))
     assert rate == pytest.approx(1.1e-3)
+    for edge in (RATES[:2], RATES[2:]):  # the best rate is the highest or the lowest
+        runs = runs_at(edge, [142], nll, "30M")
+        assert "try the next one" in refusal(partial(fair.best_rate, runs))
 
 
 def fair_runs(deviation=0.001, primary=20, **shifts):
