@@ -414,10 +414,6 @@ def _run(arguments: list[str]) -> None:
 
         operators.main(arguments[2:])
         return
-    try:
-        "".join(arguments).encode()
-    except UnicodeEncodeError:
-        raise InputError("an argument is not UTF-8; write it in UTF-8") from None
     parser = build_parser()
     options, further = parser.parse_known_args(arguments)
     options.choices += further  # choices may also follow an option

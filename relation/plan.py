@@ -133,9 +133,9 @@ class Campaign:
         variants = _chosen("variants", choice.variants, variants, self.name)
         seeds = _chosen("seeds", choice.seeds, (run.seed for run in self.planned), self.name)
 
-        choices = {*product(self.scales, variations, variants, seeds)}
-        chosen = {run.name: run for address, run in self.addresses.items() if address in choices}
-        self.runs = list(chosen.values())
+        asked = {*product(self.scales, variations, variants, seeds)}
+        runs = {run.name: run for address, run in self.addresses.items() if address in asked}
+        self.runs = list(runs.values())
         self.benchmarks = [
             bench for bench in benches
             if bench.scale in self.scales and bench.variation in variations

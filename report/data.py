@@ -107,11 +107,8 @@ def load(
     stored = _stored(folder)
     # Runs that the setting shares with an earlier variation, which made them.
     addresses = {key: run for key, run in campaign.addresses.items() if key[1] == setting.variation}
-    shared = [
-        (run.scale, run.variation, run.variant, run.seed)
-        for run in addresses.values()
-        if run.variation != setting.variation
-    ]
+    made = (run for run in addresses.values() if run.variation != setting.variation)
+    shared = [tuple(records.key(run).values()) for run in made]
     frames = {kind: _frame(setting, kind, stored[kind], folder, scales, shared) for kind in FRAMES}
     further = [(scale, *key) for (scale, _, *key), run in addresses.items() if run.further]
     runs = frames["runs"]
@@ -136,8 +133,7 @@ def _frame(
     if "variation" in rows:  # null: a record of all variations; the setting's own records win
         of_variation = rows["variation"] == setting.variation
         if shared and kind in RUN_KINDS:
-            keys = pd.MultiIndex.from_frame(rows[records.RUN_KEY[1:]])
-            of_variation |= keys.isin(shared)
+            of_variation |= pd.MultiIndex.from_frame(rows[records.RUN_KEY]).isin(shared)
         rows = rows[of_variation if of_variation.any() else rows["variation"].isna()]
     if kind == "recall" and "" not in scales:
         rows = rows[:0]

@@ -215,12 +215,12 @@ def relation_attention(
     lam = lam.to(query.device, wide)
     if scaling is not None and scaling != width**-0.5:
         query = query * (scaling * width**0.5)
-    n, T, documents = query.shape[2], key.shape[2], None
+    n, documents = query.shape[2], None
     described = attention_mask is not None and attention_mask.dtype == torch.int32 and n > 1
     if described and attention_mask.shape[1:3] == (1, 1):
         documents, attention_mask = _documents(attention_mask), None
     elif attention_mask is not None:
-        _check_mask(attention_mask, n, T)
+        _check_mask(attention_mask, n, key.shape[2])
     if attention_mask is None and n > 1:
         # A static cache has more keys than the prompt has tokens.
         key, value = key[:, :, :n], value[:, :, :n]

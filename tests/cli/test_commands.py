@@ -41,7 +41,6 @@ def printed(capsys: pytest.CaptureFixture, *arguments: str, status: int = 0) -> 
         (["plan", "campaign=smok"], "did you mean 'smoke'?"),
         (["plan", "--config", "nowhere.yaml"], "no configuration file nowhere.yaml"),
         (["prepare"], "required: CORPUS-VOCABULARY; see"),
-        (["generate", RUN, "--prompt", "\udcff"], "an argument is not UTF-8"),
         (["train", "10M/full/42"], "has no run '10M/full/42' (SCALE/VARIATION/"),
         (["prepare", "sample-5"], "has no data 'sample-5'; did you mean 'sample-512'?"),
         (["generate", RUN, "--prompt", "a", "--tokens", "many"], "invalid int value: 'many'"),

@@ -55,6 +55,15 @@ def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "out"
 
 
+@pytest.fixture(scope="module", params=[None, "documents"])
+def masked(request, trained: Path, data: Path, tmp_path_factory) -> tuple:
+    """The output of a run and its mask, without and with separate documents."""
+    folder = tmp_path_factory.mktemp("masked")
+    if request.param:
+        train(small_run(document_mask=request.param), data, folder / "out", folder / "resume")
+    return folder / "out" if request.param else trained, document_mask(request.param, data)
+
+
 def at_update(monkeypatch, update: int, action) -> list[int]:
     """Call `action` when an update of the next run begins. The list collects begun updates."""
     begun: list[int] = []
@@ -97,14 +106,10 @@ def test_the_record_says_what_was_trained_on_what(trained: Path, data: Path) -> 
     assert row["tokens_per_second"] == pytest.approx(BUDGET / row["seconds"])
 
 
-@pytest.mark.parametrize("masked", [None, "documents"])
-def test_the_final_nll_is_the_checkpoints(trained, data, tmp_path, masked) -> None:
+def test_the_final_nll_is_the_checkpoints(data, masked) -> None:
     """Compare with the saved model in float64, one window at a time."""
-    if masked:
-        trained = tmp_path / "out"
-        train(small_run(document_mask=masked), data, trained, tmp_path / "resume")
-    mask = document_mask(masked, data)
-    model = load_model(trained / "model.safetensors", CPU).double()
+    out, mask = masked
+    model = load_model(out / "model.safetensors", CPU).double()
     tokens = torch.from_numpy(np.fromfile(data / "validation.bin", "<u2").astype(np.int64))
     total = 0.0
     with torch.no_grad():
@@ -113,7 +118,7 @@ def test_the_final_nll_is_the_checkpoints(trained, data, tmp_path, masked) -> No
             inputs = chunk[None, :-1]
             log_p = model(inputs, mask(inputs))[0].log_softmax(-1)
             total -= log_p.gather(1, chunk[1:, None]).sum().item()
-    nll = records.read(trained / "run.parquet", "runs")["final_nll"][0]
+    nll = records.read(out / "run.parquet", "runs")["final_nll"][0]
     assert nll == pytest.approx(total / (len(tokens) - 1), rel=1e-6)
     assert (len(tokens) - 1) % CONTEXT, "the split has no ragged tail to test"
 
@@ -168,19 +173,15 @@ def test_the_seconds_of_a_run_are_those_of_its_updates(data, tmp_path, monkeypat
     assert row["median_tokens_per_second"] == UPDATE / 4
 
 
-@pytest.mark.parametrize("masked", [None, "documents"])
-def test_probes_are_taken_at_the_start_and_after_each_part(trained, data, tmp_path, masked) -> None:
+def test_probes_are_taken_at_the_start_and_after_each_part(data, masked) -> None:
     """The last probe agrees with the saved model: lambda, flow and validation NLL."""
-    if masked:
-        trained = tmp_path / "out"
-        train(small_run(document_mask=masked), data, trained, tmp_path / "resume")
-    mask = document_mask(masked, data)
-    probes = records.read(trained / "probes.parquet", "probes")
+    out, mask = masked
+    probes = records.read(out / "probes.parquet", "probes")
     nll = probes[probes["metric"] == "validation_nll"]
     assert nll["tokens"].tolist() == [0, 256, 384, 512, 600]
     flow = probes[probes["metric"] == "self_flow"]
     assert sorted(set(flow["tokens"])) == [0, 384, 600]
-    model, tokens = load_model(trained / "model.safetensors", CPU), open_tokens(data, "validation")
+    model, tokens = load_model(out / "model.safetensors", CPU), open_tokens(data, "validation")
     given = (tokens[:101], CONTEXT, 4, CPU, "fp32", mask)
     assert nll["value"].iloc[-1] == pytest.approx(nll_of(model, *given), rel=1e-6)
     last = probes[probes["tokens"] == 600]
