@@ -87,13 +87,16 @@ def start(kernel, grid: tuple, *arguments, **constants) -> None:
 
 
 def _compiled_for(x):
-    """Return what Triton compiles an argument for; of floats and descriptors that is the type."""
+    """Return what Triton compiles an argument for; of floats that is the type."""
     kind = type(x)
     if kind in _BY_VALUE:
         return x
     if kind is tuple:
         return tuple(map(_compiled_for, x))
-    return (x.dtype, x.data_ptr() % 16) if isinstance(x, torch.Tensor) else kind
+    if isinstance(x, torch.Tensor):
+        return x.dtype, x.data_ptr() % 16
+    base = getattr(x, "base", None)  # the tensor of a descriptor
+    return kind if base is None else (kind, base.dtype)
 
 
 def interpreted() -> bool:

@@ -1,4 +1,4 @@
-"""The backward pass over rows, `triton_backward.p1_kernel`, in Gluon, for BF16 on Hopper.
+"""The backward pass over rows, `triton_backward.p1_kernel`, in Gluon, on Hopper in 16 bits.
 
 `hopper_tiles` explains the terms of Gluon. A consumer turns U into F while H is formed. The product
 that adds a tile to dP1 ends in the next step: one group waits for it together with that step's U,

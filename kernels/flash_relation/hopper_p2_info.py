@@ -1,4 +1,4 @@
-"""The backward pass over history, `triton_backward.p2_info_kernel`, in Gluon, for BF16 on Hopper.
+"""The backward pass over history, `triton_backward.p2_info_kernel`, in Gluon on Hopper.
 
 `hopper_tiles` explains the terms of Gluon. Scores are formed transposed, P2 P1^T, so that F^T and
 dU^T are left factors in registers. A consumer computes F^T while H^T is formed, and dU^T while dI

@@ -23,9 +23,10 @@ def chosen(name: str, launches: Launches, owned: Tensor, documents: bool) -> Glu
     """Return the Gluon launch of a pass ("forward", "p1" or "p2_info"), or None for Triton.
 
     launches: the entry that `select_launches` returns. owned: the pass owns rows of this (B, H, T,
-    D). The Gluon kernels take only BF16.
+    D). Gluon's forward takes only BF16, because it keeps no running maximum.
     """
-    if owned.dtype != torch.bfloat16:
+    fits = (torch.bfloat16,) if name == "forward" else (torch.bfloat16, torch.float16)
+    if owned.dtype not in fits:
         return None
     B, H, T, _ = owned.shape
     large = not documents and T >= LONG and B * H * T >= LARGE

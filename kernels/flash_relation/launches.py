@@ -52,9 +52,9 @@ class Launches:
     A program of forward, repair and p1 owns block_i rows, and block_j must divide it; p2_info's
     owns block_j positions, and block_i must divide it. Hopper's 16-bit entries have one stage:
     Triton before 3.7.1 omits the fence that prefetched tiles require. gluon: the passes that run in
-    Gluon for BF16. It has both p1 and p2_info or neither, because no Triton kernel writes what
-    Gluon's p2_info reads. gluon_large: used instead for inputs that `launch.chosen` considers
-    large. Only Gluon's launches were chosen by their times.
+    Gluon for the dtypes of `launch.chosen`. It has both p1 and p2_info or neither, because no
+    Triton kernel writes what Gluon's p2_info reads. gluon_large: used instead for inputs that
+    `launch.chosen` considers large. Only Gluon's launches were chosen by their times, in BF16.
     """
 
     widest: int
