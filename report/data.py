@@ -3,7 +3,7 @@
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 
@@ -48,9 +48,9 @@ class Records:
     gradients: pd.DataFrame
     data: pd.DataFrame
     models: pd.DataFrame
-    planned: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=PLANNED))
-    precision: Sequence[str] = ()
-    window: float = 0.01
+    planned: pd.DataFrame
+    precision: Sequence[str]
+    window: float
 
     @cached_property
     def miniature(self) -> bool:

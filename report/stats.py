@@ -170,15 +170,15 @@ def median_ratio(over: Sequence[float], under: Sequence[float], together: bool =
     return Estimate(top.value / bottom.value, *ends, min(top.n, bottom.n))
 
 
-def bits_per_character(runs: pd.DataFrame, nll: str = "final_nll") -> pd.Series:
-    """Return a loss in bits per character of the validation split; NaN without a count of these.
+def bits_per_character(runs: pd.DataFrame) -> pd.Series:
+    """Return the final NLL in bits per character of the validation split; NaN without a count.
 
     The characters do not depend on the vocabulary, so one run's count serves its whole corpus.
     bits/character = nat/token x tokens/characters / ln 2.
     """
     characters = runs["validation_characters"].astype(float)
     characters = characters.groupby(runs["corpus_fingerprint"], dropna=False).transform("max")
-    return runs[nll] * runs["validation_tokens"] / characters / math.log(2)
+    return runs["final_nll"] * runs["validation_tokens"] / characters / math.log(2)
 
 
 def length_cost(lengths: pd.DataFrame) -> pd.DataFrame:

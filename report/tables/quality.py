@@ -155,8 +155,6 @@ def _further(row: str, values: pd.DataFrame, spared: pd.DataFrame, planned: set[
     yield cell(row, "further.won", int((wide["delta"] < 0).sum()), n=n, of=complete)
     correlation = stats.correlation(wide["mha"].tolist(), wide["full"].tolist())
     yield cell(row, "further.correlation", correlation, of=complete)
-    if spared.empty:
-        return
     never = spared["reduction"].isna()
     why = f"never reached, counted as none: seeds {spans(spared['seed'][never])}"
     yield cell(row, "further.reached", int((~never).sum()), n=len(spared), of=complete)

@@ -33,7 +33,8 @@ def records(planned: list[tuple] = (), **frames: list[dict]) -> Records:
     made["runs"] = made["runs"].assign(further=further)
     rows = pd.DataFrame(planned, columns=data.PLANNED)
     models = pd.DataFrame(columns=["scale", "own_scale", "variant"])
-    return Records(setting=Setting("made"), models=models, planned=rows, precision=["bf16"], **made)
+    others = {"models": models, "planned": rows, "precision": ["bf16"], "window": 0.01}
+    return Records(setting=Setting("made"), **others, **made)
 
 
 def run(scale: str, variant: str, seed: int, nll: float, **fields) -> dict:
