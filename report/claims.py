@@ -398,7 +398,7 @@ def speedup(case: Case) -> Iterator[Evidence]:
 
 
 @claim(13, "efficient-relation", "app-prod-fr-fa", needs=MODELS)
-def beside_attention(case: Case) -> Iterator[Evidence]:
+def attention_speed(case: Case) -> Iterator[Evidence]:
     """FlashRelation reaches 89.7 to 92.9% of FlashAttention's throughput in whole training steps.
 
     Every scale that was run is at least as good as the paper's worst scale, on a CUDA GPU.

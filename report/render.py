@@ -74,8 +74,8 @@ class Printed:
         return self.notes[text]
 
 
-def number(value: float | None, form: str, unit: str = "", small: bool = True) -> str:
-    """Format a number with a true minus sign and its unit; a dash for None or NaN.
+def number(value: float | None, form: str, small: bool = True) -> str:
+    """Format a number with a true minus sign; a dash for None or NaN.
 
     small: keep two digits of a number that the format would print as zero.
     """
@@ -85,7 +85,7 @@ def number(value: float | None, form: str, unit: str = "", small: bool = True) -
     if not re.search("[1-9]", text):
         sign = "+" if form.startswith("+") else ""
         text = format(value, f"{sign}.2g") if value and small else text.lstrip("+-")
-    return text.replace("-", MINUS) + SUFFIXES.get(unit, "")
+    return text.replace("-", MINUS)
 
 
 def paper_text(printed: str | None, column: Column, unit: str, sd: str | None = None) -> str:
@@ -257,18 +257,9 @@ def tex(text: Any) -> str:
     """Return a value as LaTeX: characters escaped, T^2 and F_ii as markup; Markup unchanged."""
     if isinstance(text, Markup):
         return text
-    latex, end = "", 0
-    for mark in re.finditer(r"\^(−?[\d.]+)|\b([A-Za-z])_(\w{1,5})\b", text := str(text)):
-        power, name, index = mark.groups()
-        latex += _escaped(text[end : mark.start()])
-        superscript = rf"\textsuperscript{{{_escaped(power or '')}}}"
-        latex += superscript if power else rf"${name}_{{\mathrm{{{index}}}}}$"
-        end = mark.end()
-    return latex + _escaped(text[end:])
-
-
-def _escaped(text: str) -> str:
-    return "".join(_LATEX.get(character, character) for character in text)
+    latex = "".join(_LATEX.get(character, character) for character in str(text))
+    latex = re.sub(r"\\textasciicircum\{\}((?:\$-\$)?[\d.]+)", r"\\textsuperscript{\1}", latex)
+    return re.sub(r"\b([A-Za-z])\\_\\allowbreak\{\}(\w{1,5})\b", r"$\1_{\\mathrm{\2}}$", latex)
 
 
 HTML = environment()

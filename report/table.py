@@ -203,7 +203,7 @@ def table_cells(table: Table, records: Records) -> pd.DataFrame:
 
     Values are in `unit`. difference: value - paper_value; NaN for cells of one seed, deviations and
     miniatures. agrees: see Column; None if undecided. scale: the setting's own. Raises InputError
-    if the paper's CSV has a row or column that the table lacks.
+    if the paper's CSV has a column that the table lacks.
     """
     try:
         computed = list(table.compute(*(getattr(records, name) for name in table.frames)))
@@ -211,13 +211,10 @@ def table_cells(table: Table, records: Records) -> pd.DataFrame:
         error.add_note(f"in table {table.label} of {records.setting.name}")
         raise
     printed = table.printed.rename(columns={"printed": "paper"})
+    if unknown := set(printed["column"]) - set(table.columns):
+        path = f"report/paper/{table.label}.csv"
+        raise InputError(f"{path}: the table has no column {min(unknown)!r}; correct it")
     computed += _gaps(table, records, computed)
-    present = {(each["row"], each["column"]) for each in computed}
-    for key in printed[KEY].itertuples(index=False, name=None):
-        if key[:2] not in present:
-            path = f"report/paper/{table.label}.csv"
-            raise InputError(f"{path}: the table has no {', '.join(key)}; correct it")
-
     joined = [name for name in COLUMNS if name in KEY or name not in printed]
     cells = pd.DataFrame(computed, columns=joined).astype(dict.fromkeys(NUMBERS, float))
     cells = _in_units(table, cells.merge(printed, "left", on=KEY))
@@ -274,7 +271,6 @@ def _gaps(table: Table, records: Records, computed: Cells) -> Cells:
             key = (row, column.column)
             if key in present:
                 continue
-            present.add(key)
             first = row.partition("/")[0]
             scale = first if first in SCALES else table.scale
             named = [part for part in (row, key[1].rpartition(".")[2]) if part in VARIANTS]

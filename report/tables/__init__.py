@@ -6,8 +6,6 @@ from pkgutil import iter_modules
 from report.table import Table
 
 _MODULES = [import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__)]
-_FOUND = {
-    each.label: each for module in _MODULES for each in vars(module).values() if type(each) is Table
-}
-PAPER = tuple(sorted((t for t in _FOUND.values() if t.of_paper), key=lambda t: int(t.number)))
-EVERY = (*PAPER, *(each for each in _FOUND.values() if not each.of_paper))
+_TABLES = [each for module in _MODULES for each in vars(module).values() if type(each) is Table]
+PAPER = tuple(sorted((t for t in _TABLES if t.of_paper), key=lambda table: int(table.number)))
+EVERY = (*PAPER, *(each for each in _TABLES if not each.of_paper))
