@@ -271,11 +271,6 @@ LATEX = environment(
 )  # fmt: skip
 
 
-def html(printed: Printed) -> str:
-    """Return a table's panels, notes and conditions as HTML, without heading and caption."""
-    return HTML.get_template("cells.html.j2").render(printed=printed)
-
-
 def write(
     tables: Sequence[Table],
     cells: pd.DataFrame,

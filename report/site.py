@@ -12,8 +12,6 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup
-
 from relation import plan, records
 from relation.config import CONFIG, Options
 from report import claims, data, fair, figures, overview, render, study, table, tables
@@ -55,13 +53,12 @@ def build(campaign: plan.Campaign, out: Path, published: bool) -> None:
     verdicts = tested if miniature or not tested else verdicts
     printed = render.write(tables.EVERY, cells, settings, out, verdicts)
     by_claim = list(map(_claim, verdicts))
-    bodies = ((each.table, Markup(render.html(each))) for each in printed)
     systems = map(system_records, stored)
     runs = [each.runs for each in stored]
     differences = overview.difference_rows(settings, runs, cells, miniature)
     pages = {
         "claims.html": {"claims": by_claim},
-        "tables.html": {"tables": [body for body in bodies if body[1].strip()]},
+        "tables.html": {"tables": printed},
         "figures.html": {"figures": list(_pictures(settings, drawn))},
         "study.html": {"sections": list(map(_section, sections))},
         "assumptions.html": {"assumptions": list(assumptions(campaign))},
@@ -106,7 +103,6 @@ def _write_pages(pages: Mapping[str, Mapping[str, Any]], out: Path, **context: A
         "verdicts": VERDICTS,
         "table_numbers": {each.label: each.number for each in tables.EVERY},
         "style": style,
-        "printed_units": UNITS,
     }
     style_sheet = render.HTML.get_template("style.css.j2").render(context)
     (out / "style.css").write_text(style_sheet, encoding="utf-8")
@@ -136,19 +132,20 @@ def _claim(judged: Sequence[claims.Judged]) -> dict[str, Any]:
     """Return a claim with its verdicts and evidence in every setting, for the template.
 
     plotted: whether all evidence has one unit, so that one axis serves all rows. forms: a format
-    per quantity, the same in every setting. quantity: the quantity if all evidence has the same.
+    per quantity, the same in every setting. quantities: each with its unit. quantity: the only one.
     """
     rows = [row for one in judged for row in one.evidence]
     evidence = [row for row in rows if row.ours is not None]
-    units = {row.quantity: row.unit for row in rows}
+    units = {row.quantity: UNITS.get(row.unit, row.unit) for row in rows}
+    quantities = {name: f"{name} ({unit})" if unit else name for name, unit in units.items()}
     plotted = len({row.unit for row in evidence}) == 1 and not any(r.paper_n for r in evidence)
     places = axis(map(_values, evidence)) if plotted else [None] * len(evidence)
     by_row = dict(zip(evidence, places, strict=True))
     return {
         "claim": judged[0].claim,
         "verdicts": [(one, [(row, by_row.get(row)) for row in one.evidence]) for one in judged],
-        "quantity": next(iter(units)) if len(units) == 1 else "",
-        "units": units,
+        "quantities": quantities,
+        "quantity": next(iter(quantities.values())) if len(quantities) == 1 else "",
         "forms": {name: _form([row for row in rows if row.quantity == name]) for name in units},
         "plotted": plotted,
     }

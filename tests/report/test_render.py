@@ -17,7 +17,8 @@ MAIN = next(each for each in tables.PAPER if each.label == "main-results")
 
 
 def html(of: table.Table, cells: pd.DataFrame, settings: list[Setting]) -> str:
-    return render.html(render.prepare(of, cells[cells["table"] == of.label], settings))
+    printed = render.prepare(of, cells[cells["table"] == of.label], settings)
+    return render.HTML.get_template("cells.html.j2").render(printed=printed)
 
 
 @pytest.fixture(scope="module")
