@@ -237,10 +237,9 @@ def gap(
     if not of_scale:
         return "not run", f"{scale} {OUTSIDE}"
     rows = [row for row in of_scale if row.kind == kind and not row.further]
-    rows = [row for row in rows if row.variant in (variants or [row.variant])]
-    rows = [row for row in rows if seed in (None, row.seed)]
+    rows = [row for row in rows if row.variant in variants and seed in (None, row.seed)]
     absent = [variant for variant in variants if variant not in {row.variant for row in rows}]
-    if not rows or absent:
+    if absent:
         what = f"{scale or ''} {' and '.join(map(title, absent))}".strip()
         return "not run", f"no {name} of {what} is part of this setting"
     lacking = [row for row in rows if row.status != "ok"]

@@ -52,8 +52,8 @@ def difference_rows(
     """Return the rows of `differences` of every setting, sorted by scale, ready for the template.
 
     Further keys: setting (its index), title (the setting's), label (the scale's), places (on one
-    axis for all rows), and a cell or None for each key of CONTEXT_CELLS. miniature: the models are
-    miniatures, so that no value is compared with the paper.
+    axis for all rows), and a cell or None for each key of CONTEXT_CELLS. miniature: a label is
+    the run's scale, such as 10M-mini.
     """
     rows = [row | {"setting": k} for k, each in enumerate(runs) for row in differences(each)]
     rows.sort(key=lambda row: data.scale_order(row["scale"]))
@@ -62,7 +62,6 @@ def difference_rows(
     for row in rows:
         setting = settings[row["setting"]]
         row |= {"title": str(setting), "label": row["own_scale" if miniature else "scale"]}
-        row["paper"] = None if miniature else row["paper"]
         for name, (table, column) in CONTEXT_CELLS.items():
             row[name] = by_key.get((setting.name, table, row["scale"], column))
     drawn = [(row["paper"], row["final_nll"]) for row in rows]

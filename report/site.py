@@ -7,7 +7,6 @@ import math
 import shlex
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from itertools import chain
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -53,7 +52,6 @@ def build(campaign: plan.Campaign, out: Path, published: bool) -> None:
     verdicts = tested if miniature or not tested else verdicts
     printed = render.write(tables.EVERY, cells, settings, out, verdicts)
     by_claim = list(map(_claim, verdicts))
-    systems = map(system_records, stored)
     runs = [each.runs for each in stored]
     differences = overview.difference_rows(settings, runs, cells, miniature)
     pages = {
@@ -64,7 +62,7 @@ def build(campaign: plan.Campaign, out: Path, published: bool) -> None:
         "assumptions.html": {"assumptions": list(assumptions(campaign))},
         "records.html": {
             "groups": list(run_groups(campaign, choices, unshipped, published)),
-            "systems": list(chain(*systems)),
+            "systems": [row for each in stored for row in system_records(each)],
         },
         "index.html": {
             "differences": differences,

@@ -300,9 +300,7 @@ def _rate_panels(runs: pd.DataFrame, means: pd.DataFrame, times: float, label: s
     additions = list(dict.fromkeys(variant.partition("-")[2] for variant in arms))
     rows, sharing = math.ceil(len(additions) / 2), {"sharex": True, "sharey": True}
     figure, axes = grid(rows, min(2, len(additions)), 1.6 * rows + 0.5, style.NARROW, **sharing)
-    for panel in axes.flat[len(additions) :]:
-        panel.set_visible(False)
-    for addition, panel in zip(additions, axes.flat, strict=False):
+    for addition, panel in zip(additions, axes.flat, strict=True):
         panel.set_title(title(f"mha-{addition}").removeprefix("MHA + ") if addition else "plain")
         panel.set_xscale("log")
         if addition and "mha" in arms:

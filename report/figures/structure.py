@@ -18,10 +18,10 @@ MAP_LAYERS = 5  # layers per row of the flow maps
 PERCENT = PercentFormatter(1.0, decimals=0)
 
 
-def _by_seed(rows: pd.DataFrame, metric: str) -> dict[str, pd.DataFrame]:
-    """Return a metric by variant: a frame with one row per layer and one column per seed."""
+def _by_seed(rows: pd.DataFrame, metric: str, along: str = "layer") -> dict[str, pd.DataFrame]:
+    """Return a metric by variant: a frame with one row per `along` and one column per seed."""
     by_variant = rows[rows["metric"] == metric].groupby("variant")
-    return {variant: arm.pivot_table("value", "layer", "seed") for variant, arm in by_variant}
+    return {variant: arm.pivot_table("value", along, "seed") for variant, arm in by_variant}
 
 
 def _curves(curve: str) -> Callable[[Records], pd.DataFrame]:
@@ -73,9 +73,8 @@ def first_layer(rows: pd.DataFrame, records: Records) -> Figure:
     figure, columns = panels(rows, 4.2, labels, "training tokens", **shape)
     for _, scale_rows, panels_of_scale in columns:
         for panel, metric in zip(panels_of_scale, ("self_flow", "effective_rank"), strict=True):
-            arms = scale_rows[scale_rows["metric"] == metric].groupby("variant")
-            for variant, arm in arms:
-                style.seeds_and_mean(panel, arm.pivot_table("value", "tokens", "seed"), variant)
+            for variant, curves in _by_seed(scale_rows, metric, "tokens").items():
+                style.seeds_and_mean(panel, curves, variant)
             panel.set_ylim(bottom=0, auto=True)
         panels_of_scale[0].axhline(0.2, color=style.MUTED, linewidth=0.7, linestyle=style.DASHES)
         panels_of_scale[0].yaxis.set_major_formatter(PERCENT)

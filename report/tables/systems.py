@@ -13,7 +13,6 @@ from report.tables.configs import micro_ga
 # Contexts; a plus marks those that the paper does not have.
 LONG = {f"{'+' * (k > 16)}{2**k}": f"T = {2**k:,}" for k in range(10, 25)}
 ATTENTION_NAMES = {"cudnn": "cuDNN’s attention"}
-RATE = "tokens_per_second"
 
 
 def failure(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -40,7 +39,8 @@ def measured(row: str, column: str, side: pd.DataFrame, field: str) -> Cells:
     """
     for step in side.head(1).to_dict("records"):
         if field == "batches":
-            result = {"text": ", ".join(dict.fromkeys(_batches(side)))}
+            batches = map(micro_ga, side.to_dict("records"))
+            result = {"text": ", ".join(dict.fromkeys(batches))}
         elif field in ("context", "micro", "accumulation"):
             result = {"value": float(step[field])}
         elif step["status"] != "PASS":
@@ -55,11 +55,12 @@ def measured(row: str, column: str, side: pd.DataFrame, field: str) -> Cells:
         yield cell(row, column, of=side, **result)
 
 
-def ratio(row: str, column: str, over: pd.DataFrame, under: pd.DataFrame) -> Cells:
+def ratio(row: str, column: str, steps: pd.DataFrame, over: str, under: str) -> Cells:
     """Yield the ratio of two sides with its 95% interval, by round if the sides took turns."""
-    if over.empty or under.empty:
+    rows = steps[steps["side"].isin([over, under])]
+    if rows["side"].nunique() < 2:
         return
-    sides, rows = [side.iloc[0] for side in (over, under)], pd.concat([under, over])
+    sides = [rows[rows["side"] == name].iloc[0] for name in (over, under)]
     if lacking := [side for side in sides if side["status"] != "PASS"]:
         yield cell(row, column, of=rows, **failure(lacking[0]))
         return
@@ -117,18 +118,14 @@ def efficient(steps: pd.DataFrame, precision: Sequence[str]) -> Cells:
     rows = steps[steps["benchmark"].isin(["fixed", "matched"])]
     yield from step_cells(rows, "efficient-relation")
     for scale, of_scale in rows.groupby("scale", sort=False):
-        fixed = of_scale[of_scale["benchmark"] == "fixed"]
-        flash, materialised = fixed.query("side == 'full'"), fixed.query("side == 'reference'")
-        compiled = fixed.query("side == 'reference-compiled'")
-        full = of_scale.query("benchmark == 'matched' and side == 'full'")
-        mha = of_scale.query("benchmark == 'matched' and side == 'mha'")
-        other = of_scale.query("benchmark == 'matched' and variant == 'mha' and side != 'mha'")[:1]
-        yield from ratio(scale, "fixed.speedup", flash, materialised)
-        yield from ratio(scale, "matched.ratio", full, mha)
-        yield from ratio(scale, "peers.compiled_ratio", flash, compiled)
-        yield from ratio(scale, "peers.other_ratio", full, other)
-        yield from measured(scale, "peers.other", other, RATE)
-        for backend in other["backend"]:
+        fixed, matched = (of_scale[of_scale["benchmark"] == name] for name in ("fixed", "matched"))
+        yield from ratio(scale, "fixed.speedup", fixed, "full", "reference")
+        yield from ratio(scale, "matched.ratio", matched, "full", "mha")
+        yield from ratio(scale, "peers.compiled_ratio", fixed, "full", "reference-compiled")
+        other = matched.query("variant == 'mha' and side != 'mha'")[:1]
+        for side, backend in other[["side", "backend"]].itertuples(index=False):
+            yield from ratio(scale, "peers.other_ratio", matched, "full", side)
+            yield from measured(scale, "peers.other", other, "tokens_per_second")
             name = ATTENTION_NAMES.get(backend, f"MHA, {backend}")
             yield cell(scale, "peers.name", text=name, of=other)
     yield from condition_cells(rows, precision)
@@ -142,12 +139,8 @@ def production(steps: pd.DataFrame, precision: Sequence[str]) -> Cells:
     rows = steps.query("benchmark == 'matched'")
     yield from step_cells(rows, "app-prod-fr-fa")
     for scale, matched in rows.groupby("scale", sort=False):
-        yield from ratio(scale, "ratio", *(matched[matched["side"] == s] for s in ("full", "mha")))
+        yield from ratio(scale, "ratio", matched, "full", "mha")
     yield from condition_cells(rows, precision)
-
-
-def _batches(rows: pd.DataFrame) -> list[str]:
-    return list(map(micro_ga, rows.to_dict("records")))
 
 
 @table("16", "app-linear-steady", "Linear Relation throughput")
