@@ -19,7 +19,7 @@ def ablation_runs(runs: pd.DataFrame) -> pd.DataFrame:
 
 def differences(runs: pd.DataFrame) -> pd.DataFrame:
     """Return each variant's NLL − Full Relation's by seed, in row "delta", column delta.VARIANT."""
-    values = nll(runs.assign(row="delta"), "row")
+    values = nll(runs, row="delta")
     return pd.concat([versus(values, name, "full", f"delta.{name}") for name in ABLATIONS])
 
 
@@ -42,9 +42,9 @@ def structural_ablations(runs: pd.DataFrame) -> Cells:
     runs = ablation_runs(runs)
     printed = runs[runs["variant"].isin(PRINTED)]
     seeds = sorted(runs["seed"].unique())
-    yield from means(nll(printed.assign(row="nll"), "row"), "mean", seeds)
+    yield from means(nll(printed, row="nll"), "mean", seeds)
     yield from means(differences(printed), seeds=seeds)
-    yield from epochs(printed.assign(row="nll"), "row")
+    yield from epochs(printed, "nll")
     yield from other_backends(runs)
 
 
@@ -55,15 +55,15 @@ def ablation_seeds(runs: pd.DataFrame) -> Cells:
     values are not compared one by one."""
     runs = ablation_runs(runs)
     seeds = sorted(runs["seed"].unique())
-    of_seeds = runs.assign(column="seed_" + runs["seed"].astype(str))
-    yield from means(nll(of_seeds, "variant", "column"))
-    yield from means(nll(runs.assign(column="mean"), "variant", "column"), "mean", seeds)
+    variants = runs["variant"]
+    yield from means(nll(runs, row=variants, column="seed_" + runs["seed"].astype(str)))
+    yield from means(nll(runs, row=variants, column="mean"), "mean", seeds)
     delta = differences(runs)
     of_variants = delta["column"].str.removeprefix("delta.")
     yield from means(delta.assign(row=of_variants, column="delta"), seeds=seeds)
     if len(delta):
         yield cell("full", "delta", text="—")  # Full Relation minus itself
-    yield from epochs(runs, "variant")
+    yield from epochs(runs, variants)
     yield from other_backends(runs)
 
 
@@ -71,7 +71,7 @@ def ablation_seeds(runs: pd.DataFrame) -> Cells:
 def hybrid_seeds(runs: pd.DataFrame) -> Cells:
     """Final validation NLL of the Hybrid: in the paper, three Full and nine Linear layers."""
     chosen = (runs["variant"] == "hybrid") & (runs["scale"] == "30M") & ~runs["further"]
-    runs = runs[chosen].assign(column="nll", row="mean")
-    yield from means(nll(runs.assign(row=runs["seed"].astype(str)), "row", "column"))
-    yield from means(nll(runs, "row", "column"), "mean", sorted(runs["seed"].unique()))
-    yield from epochs(runs, "row")
+    runs = runs[chosen]
+    yield from means(nll(runs, row=runs["seed"].astype(str), column="nll"))
+    yield from means(nll(runs, row="mean", column="nll"), "mean", sorted(runs["seed"].unique()))
+    yield from epochs(runs, "mean")

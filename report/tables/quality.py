@@ -16,10 +16,13 @@ EFFICIENCY = ["scale", "seed", "further", "target", "crossing", "reduction"]
 EFFICIENCY += ["own_reduction", "end_gap", "source"]
 
 
-def nll(runs: pd.DataFrame, row: str = "scale", column: str = "variant") -> pd.DataFrame:
-    """Return final NLL as rows for `means`: row, column, seed, value, source."""
-    names = {row: "row", column: "column", "final_nll": "value"}
-    return runs.rename(columns=names)[["row", "column", "seed", "value", "source"]]
+def nll(runs: pd.DataFrame, **fields: str | pd.Series) -> pd.DataFrame:
+    """Return final NLL as rows for `means`: row (default: scale), column (variant), seed, source.
+
+    fields: other names or values of these, the same for all rows or one per row.
+    """
+    rows = runs.assign(row=runs["scale"], column=runs["variant"], value=runs["final_nll"])
+    return rows.assign(**fields)[["row", "column", "seed", "value", "source"]]
 
 
 def pairs(runs: pd.DataFrame, further: bool = False) -> pd.DataFrame:
@@ -71,9 +74,10 @@ def pair_means(values: pd.DataFrame) -> Cells:
     yield from means(values[delta], seeds=seeds)
 
 
-def epochs(runs: pd.DataFrame, row: str) -> Cells:
-    """Yield passes over the training windows: the largest number among the runs."""
-    for key, group in runs.dropna(subset=["epochs"]).groupby(row, sort=False):
+def epochs(runs: pd.DataFrame, row: str | pd.Series) -> Cells:
+    """Yield passes over the training windows: the largest number among a row's runs."""
+    runs = runs.assign(row=row).dropna(subset=["epochs"])
+    for key, group in runs.groupby("row", sort=False):
         yield cell(key, "epochs", group["epochs"].max(), n=len(group), of=group)
 
 
@@ -106,10 +110,10 @@ def main_results(
                 yield cell(scale, "token_reduction", of=scale_rows, statistic=name, **never)
         yield cell(scale, "window", window, of=scale_rows)
     matrix = runs[runs["variant"].isin(PAIRED) & ~runs["further"]]
-    yield from epochs(matrix, "scale")
-    final = stats.bits_per_character(matrix)
-    bits = matrix.assign(final_nll=final, column="bits." + matrix["variant"])
-    yield from means(nll(bits, column="column").dropna(), seeds=seeds)
+    yield from epochs(matrix, matrix["scale"])
+    bits = stats.bits_per_character(matrix)
+    bits = nll(matrix, column="bits." + matrix["variant"], value=bits)
+    yield from means(bits.dropna(), seeds=seeds)
 
 
 @table("11", "app-nll", "Final validation NLL by seed")
@@ -127,7 +131,7 @@ def paired_nll(
     yield from means(of_seeds)
     yield from pair_means(values.assign(row=values["row"] + "/mean"))
     matrix = runs[runs["variant"].isin(PAIRED) & ~runs["further"]]
-    yield from epochs(matrix.assign(row=matrix["scale"] + "/" + matrix["seed"].astype(str)), "row")
+    yield from epochs(matrix, matrix["scale"] + "/" + matrix["seed"].astype(str))
     beyond = pairs(runs, further=True)
     spared = efficiency(runs[runs["further"]], losses, window)
     wanted = planned[(planned["kind"] == "runs") & planned["further"].astype(bool)]

@@ -19,7 +19,7 @@ def other_variants(runs: pd.DataFrame) -> Cells:
         if variant in OF_PAPER:
             continue
         row = f"{scale}/{variant}"
-        yield from means(nll(variant_runs.assign(column="nll", row=row), "row", "column"))
+        yield from means(nll(variant_runs, row=row, column="nll"))
         values = nll(runs[runs["scale"] == scale])
         differences = list(means(versus(values, variant, "full", "delta").assign(row=row)))
         why = "no run of Full Relation has one of its seeds"
