@@ -102,12 +102,12 @@ def cost(cells: pd.DataFrame) -> dict[str, dict[str, str]]:
     behind = cells[cells["column"].isin(COST)]
     values = behind.pivot(index="scale", columns="column", values="value")
     values = values.reindex(cells["scale"].unique(), columns=COST)
+    memory = values["allocated.full"] / values["allocated.mha"]
     quantities = {
         ("times the tokens/s of FlashAttention", ".2f"): values["matched.ratio"],
         (f"times the tokens/s of {' or '.join(others)}", ".2f"): values["peers.other_ratio"],
         ("times the tokens/s of the materialised operator", ".2f"): values["fixed.speedup"],
-        ("times the memory of FlashAttention", ".3f"): values["allocated.full"]
-        / values["allocated.mha"],
+        ("times the memory of FlashAttention", ".3f"): memory,
         ("more parameters", ".0f"): values["params.full"] - values["params.mha"],
     }
     table = pd.DataFrame(quantities).dropna(how="all").dropna(axis="columns", how="all")

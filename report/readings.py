@@ -71,9 +71,9 @@ def values(frames: dict[str, pd.DataFrame]) -> pd.DataFrame:
         rank_full=layers["full", "effective_rank", 0],
         rank_mha=layers["mha", "effective_rank", 0],
         lambda0=lam.sort_values("update").groupby(key)["value"].last(),
+        rank0=lambda rows: rows["rank_full"] / rows["rank_mha"],
         rho=full["specification"].map(rho),
     )
-    table = table.assign(rank0=table["rank_full"] / table["rank_mha"])
     return table.dropna(subset="apart").reset_index()
 
 

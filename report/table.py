@@ -241,10 +241,10 @@ def _in_units(table: Table, cells: pd.DataFrame) -> pd.DataFrame:
     cells[list(NUMBERS)] = cells[list(NUMBERS)].div(unit_size, axis=0)
     pairs = zip(cells["by_seed"], unit_size, strict=True)
     cells["by_seed"] = [{seed: v / unit for seed, v in values.items()} for values, unit in pairs]
-    if "steps" not in table.frames:  # not differences or rates
-        shares = [k for k, c in table.columns.items() if c.unit == "%" and "+" not in c.format]
-        cut = cells.loc[cells["column"].isin(shares), ["low", "high"]].clip(0, 100)
-        cells.loc[cut.index, ["low", "high"]] = cut
+    # A signed format shows a difference, which can be negative.
+    shares = [k for k, c in table.columns.items() if c.unit == "%" and "+" not in c.format]
+    cut = cells.loc[cells["column"].isin(shares), ["low", "high"]].clip(0, 100)
+    cells.loc[cut.index, ["low", "high"]] = cut
     return cells
 
 
