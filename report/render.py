@@ -13,7 +13,7 @@ import pandas as pd
 from markupsafe import Markup, escape
 
 from relation.records import atomic
-from report.data import OUTSIDE, Setting, rounded
+from report.data import OUTSIDE, Setting, counted, rounded
 from report.paper import UNITS
 from report.table import Column, Table
 
@@ -118,7 +118,7 @@ def _entry(column: Column, cell: dict[str, Any], out: Printed) -> Entry:
             entry.difference = "same" if cell["text"] == cell["paper"] else "differs"
         return entry
     entry.text = number(cell["value"], form)
-    if "spread" in column.shows and not math.isnan(cell["sd"]):
+    if column.shows == "spread" and not math.isnan(cell["sd"]):
         entry.text += f" ± {number(cell['sd'], form.lstrip('+'))}"
     entry.text += SUFFIXES.get(unit, "")
     if unit.endswith(" tokens") and cell["value"] < 0.1:  # miniatures have few tokens
@@ -126,7 +126,7 @@ def _entry(column: Column, cell: dict[str, Any], out: Printed) -> Entry:
     ends = ""
     if not math.isnan(cell["low"]):
         ends = f"({number(cell['low'], form)} to {number(cell['high'], form)})"
-        if "interval" in column.shows or isinstance(column.null, float):
+        if column.shows == "interval" or isinstance(column.null, float):
             entry.interval = ends
     if not math.isnan(cell["difference"]):
         exact = unit in ("parameters", "tokens") and cell["difference"] == 0
@@ -237,7 +237,8 @@ def environment(autoescape: bool = True, **options: Any) -> jinja2.Environment:
         loader=jinja2.FileSystemLoader(TEMPLATES), undefined=jinja2.StrictUndefined,
         trim_blocks=True, lstrip_blocks=True, autoescape=autoescape, **options,
     )  # fmt: skip
-    templates.filters |= {"number": number, "powers": powers, "rich": rich, "raw": Markup}
+    templates.filters |= {"number": number, "counted": counted, "powers": powers}
+    templates.filters |= {"rich": rich, "raw": Markup}
     return templates
 
 

@@ -94,35 +94,39 @@ def correlation(x: Sequence[float], y: Sequence[float]) -> Estimate:
     return Estimate(float(pearson.statistic), float(ends.low), float(ends.high), n)
 
 
-def smoothed(tokens: Sequence[float], loss: Sequence[float], window: float) -> np.ndarray:
-    """Return the trailing mean (N,) of the loss over `window` tokens (Appendix B.4).
+def smoothed(log: pd.DataFrame, window: float) -> pd.Series:
+    """Return the trailing mean of a run's logged loss over `window` tokens (Appendix B.4).
 
-    tokens: (N,) consumed after each update, ascending. loss: (N,) nat/token. The weight of an
-    update is the number of its tokens inside the window. Before `window` tokens, the mean is over
-    all tokens so far. Raises InputError if `window` is not positive.
+    log: one row per update; tokens: consumed after the update; loss: nat/token. The result's index
+    is tokens. The weight of an update is the number of its tokens inside the window. Before
+    `window` tokens, the mean is over all tokens so far. Raises InputError if `window` is not
+    positive.
     """
     if not window > 0:
         raise InputError(f"the smoothing window is {window} tokens; it must be positive")
-    edges = np.concatenate(([0.0], np.asarray(tokens, dtype=np.float64)))
-    integral = np.concatenate(([0.0], np.cumsum(np.asarray(loss, np.float64) * np.diff(edges))))
+    log = log.sort_values("tokens")
+    edges = np.concatenate(([0.0], log["tokens"].to_numpy(np.float64)))
+    integral = np.concatenate(([0.0], np.cumsum(log["loss"].to_numpy(np.float64) * np.diff(edges))))
     end = edges[1:]
     start = np.maximum(end - window, 0.0)
     # The integral of a piecewise constant loss is piecewise linear in tokens.
-    return (np.interp(end, edges, integral) - np.interp(start, edges, integral)) / (end - start)
+    means = np.interp(end, edges, integral) - np.interp(start, edges, integral)
+    return pd.Series(means / (end - start), log["tokens"].to_numpy())
 
 
-def crossing(tokens: Sequence[float], smoothed: Sequence[float], target: float) -> float | None:
-    """Return the tokens at which a smoothed loss (N,) first reaches the target, or None.
+def crossing(curve: pd.Series, target: float) -> float | None:
+    """Return the tokens at which a loss, indexed by tokens, first reaches the target, or None.
 
-    Interpolates linearly between adjacent logged points.
+    Interpolates linearly between adjacent points.
     """
-    reached = np.flatnonzero(np.asarray(smoothed) <= target)
+    tokens, loss = curve.index.to_numpy(), curve.to_numpy()
+    reached = np.flatnonzero(loss <= target)
     if not len(reached):
         return None
     k = int(reached[0])
     if k == 0:
         return float(tokens[0])
-    part = (smoothed[k - 1] - target) / (smoothed[k - 1] - smoothed[k])
+    part = (loss[k - 1] - target) / (loss[k - 1] - loss[k])
     return float(tokens[k - 1] + part * (tokens[k] - tokens[k - 1]))
 
 

@@ -183,7 +183,7 @@ def tokens_to_mha(curves: pd.DataFrame, arm: str) -> float | None:
     """Return when an arm's mean NLL over common seeds reaches MHA's last, in tokens, or None."""
     seeds = curves[arm].columns.intersection(curves["mha"].columns)
     target = curves["mha"].iloc[-1][seeds].mean()
-    return stats.crossing(curves.index, curves[arm][seeds].mean(axis=1).to_numpy(), target)
+    return stats.crossing(curves[arm][seeds].mean(axis=1), target)
 
 
 def p_text(p: float) -> str:

@@ -59,20 +59,19 @@ def loss_curves(runs: pd.DataFrame, records: Records) -> Figure:
 def _pair_losses(panel: Axes, logs: dict[str, pd.DataFrame], seed: int, window: float) -> None:
     curves, late = {}, []
     for variant, log in logs.items():
-        log = log.sort_values("update")
-        tokens, loss = log["tokens"].to_numpy(), log["loss"].to_numpy()
-        curves[variant] = tokens, stats.smoothed(tokens, loss, window * tokens[-1])
-        panel.plot(*curves[variant], **style.look(variant), zorder=3)
-        late.append(curves[variant][1][tokens >= LATE * tokens[-1]])
+        tokens = log["tokens"].max()
+        curve = curves[variant] = stats.smoothed(log, window * tokens)
+        panel.plot(curve.index, curve, **style.look(variant), zorder=3)
+        late.append(curve[curve.index >= LATE * tokens])
     _limit(panel, np.concatenate(late))
-    target = curves["mha"][1][-1]
-    crossing = stats.crossing(*curves["full"], target)
+    target = curves["mha"].iloc[-1]
+    crossing = stats.crossing(curves["full"], target)
     panel.axhline(target, color=style.MUTED, linewidth=0.7, linestyle=style.DASHES)
     note = "not reached"
     if crossing is not None:
         look = {"color": style.INK, "markerfacecolor": "none", "markersize": 5, "zorder": 4}
         panel.plot(crossing, target, "o", **look)
-        note = f"{crossing / curves['full'][0][-1] - 1:+.1%} tokens"
+        note = f"{crossing / curves['full'].index[-1] - 1:+.1%} tokens"
     style.annotate(
         panel, (1, 1), f"seed {seed}: {note}", xycoords="axes fraction", xytext=(-3, -3), va="top",
         ha="right",

@@ -46,18 +46,16 @@ def efficiency(runs: pd.DataFrame, losses: pd.DataFrame, window: float) -> pd.Da
     budgets = runs.set_index(KEY_IN_SETTING)["budget_tokens"].to_dict()
     for key, log in losses.groupby(KEY_IN_SETTING):
         if key in budgets:
-            log = log.sort_values("update")
-            tokens, loss = log["tokens"].to_numpy(), log["loss"].to_numpy(dtype=float)
-            curves[key] = tokens, stats.smoothed(tokens, loss, window * budgets[key])
+            curves[key] = stats.smoothed(log, window * budgets[key])
     for (scale, seed), pair in runs.groupby(["scale", "seed"]):
         mha, full = (curves.get((scale, variant, seed)) for variant in PAIRED)
         if mha is None or full is None:
             continue
-        target, budget = mha[1][-1], budgets[scale, "mha", seed]
-        baseline, reached = (stats.crossing(*curve, target) or math.nan for curve in (mha, full))
+        target, budget = mha.iloc[-1], budgets[scale, "mha", seed]
+        baseline, reached = (stats.crossing(curve, target) or math.nan for curve in (mha, full))
         row = {"scale": scale, "seed": seed, "further": pair["further"].iloc[0], "target": target}
         row |= {"crossing": reached, "reduction": 1 - reached / budget}
-        row |= {"own_reduction": 1 - baseline / budget, "end_gap": full[1][-1] - target}
+        row |= {"own_reduction": 1 - baseline / budget, "end_gap": full.iloc[-1] - target}
         rows.append(row | {"source": "\n".join(sources(pair))})
     return pd.DataFrame(rows, columns=EFFICIENCY)
 

@@ -52,17 +52,19 @@ def test_correlation_has_fishers_interval_from_four_pairs_on() -> None:
 
 def test_smoothing_weighs_updates_by_their_tokens_in_the_window() -> None:
     # Updates of 10, 10 and 5 tokens (partial). The window of 12 cuts an update.
-    smoothed = stats.smoothed([10, 20, 25], [4.0, 2.0, 1.0], 12)
-    assert smoothed == pytest.approx([4.0, (2 * 4 + 10 * 2) / 12, (7 * 2 + 5 * 1) / 12])
+    log = pd.DataFrame({"tokens": [10, 20, 25], "loss": [4.0, 2.0, 1.0]})
+    smoothed = stats.smoothed(log, 12)
+    assert smoothed.to_list() == pytest.approx([4.0, (2 * 4 + 10 * 2) / 12, (7 * 2 + 5 * 1) / 12])
+    assert smoothed.index.to_list() == [10, 20, 25]
     with pytest.raises(InputError):
-        stats.smoothed([10], [4.0], 0)
+        stats.smoothed(log, 0)
 
 
 def test_crossing_interpolates_and_takes_the_first() -> None:
     tokens = [10, 20, 30, 40]
-    assert stats.crossing(tokens, np.array([4.0, 2.0, 3.0, 1.0]), 2.5) == pytest.approx(17.5)
-    assert stats.crossing(tokens, np.array([2.0, 1.0, 1.0, 1.0]), 2.5) == 10
-    assert stats.crossing(tokens, np.array([4.0, 3.0, 3.0, 3.0]), 2.5) is None
+    assert stats.crossing(pd.Series([4.0, 2.0, 3.0, 1.0], tokens), 2.5) == pytest.approx(17.5)
+    assert stats.crossing(pd.Series([2.0, 1.0, 1.0, 1.0], tokens), 2.5) == 10
+    assert stats.crossing(pd.Series([4.0, 3.0, 3.0, 3.0], tokens), 2.5) is None
 
 
 def test_median_interval_is_of_order_statistics() -> None:
