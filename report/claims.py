@@ -359,7 +359,6 @@ def _first_to_most(layers: list[Term]) -> Term:
 
 # Speed, memory and cost: claims 12 to 14, 16, 21 (Sections 5, 6.3, Appendices F to H).
 
-_CONTEXT = (("efficient-relation", "fixed.context"),)
 _BATCHES = (("app-prod-fr-fa", "micro_ga.mha"), ("app-prod-fr-fa", "micro_ga.full"))
 
 
@@ -394,7 +393,8 @@ def speedup(case: Case) -> Iterator[Evidence]:
     """
     terms = {scale: case.term("efficient-relation", scale, "fixed.speedup") for scale in SCALES}
     quantity = "training throughput, FlashRelation / materialised"
-    return _speeds(case, quantity, terms, above(1), _CONTEXT)
+    context = (("efficient-relation", "fixed.context"),)
+    return _speeds(case, quantity, terms, above(1), context)
 
 
 @claim(13, "efficient-relation", "app-prod-fr-fa", needs=MODELS)

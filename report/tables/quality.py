@@ -11,7 +11,6 @@ from report.data import KEY_IN_SETTING
 from report.table import Cells, cell, means, sources, table, versus
 from report.tables.configs import SHAPE, Model, model_cells, tokens, vocabulary
 
-_NEVER = "Relation's smoothed loss stayed above the target to its last token"
 EFFICIENCY = ["scale", "seed", "further", "target", "crossing", "reduction"]
 EFFICIENCY += ["own_reduction", "end_gap", "source"]
 
@@ -186,7 +185,8 @@ def token_efficiency(runs: pd.DataFrame, losses: pd.DataFrame, window: float) ->
     """Tokens at which each Relation run first reaches its MHA run's final smoothed training loss,
     and the share of the budget that this saves. Noise in the curves makes a first crossing early.
     The table therefore also says how early each MHA run first reaches its own final loss."""
-    never = {"status": "not reached", "reason": _NEVER}
+    why = "Relation's smoothed loss stayed above the target to its last token"
+    never = {"status": "not reached", "reason": why}
     rows = efficiency(runs[~runs["further"]], losses, window)
     for (scale, seed), pair in rows.groupby(["scale", "seed"], sort=False):
         row = f"{scale}/{seed}"
