@@ -85,11 +85,6 @@ def anchors(setting: Setting, kind: str, rows: pd.DataFrame) -> pd.Series:
 _stored = cache(records.load)
 
 
-@cache
-def _plan(campaign: str) -> plan.Campaign:
-    return plan.load({"campaign": campaign})
-
-
 def load(
     setting: Setting, published: bool = True, campaign: plan.Campaign | None = None
 ) -> Records:
@@ -98,7 +93,7 @@ def load(
     campaign: the plan, if it differs from the whole of config/<campaign>.yaml. Raises InputError,
     as relation.records.load does, if a file is damaged or two runs of a seed are not a pair.
     """
-    campaign = campaign or _plan(setting.campaign)
+    campaign = campaign or plan.load({"campaign": setting.campaign})
     folder = records.PUBLISHED / campaign.name if published else campaign.folder
     # The setting's scales; else those of the paper; else, if the campaign has none of these, all.
     scales = setting.scales or [s for s in campaign.scales if s in SCALES] or campaign.scales

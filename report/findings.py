@@ -183,7 +183,7 @@ def by_anchor(values: pd.DataFrame) -> None:
 def main() -> None:
     """Print all findings."""
     campaigns = [plan.load({"campaign": name}) for name in ("books", "anchor")]
-    settings = [data.load(column) for campaign in campaigns for column in campaign.columns]
+    settings = [data.load(column, campaign=each) for each in campaigns for column in each.columns]
     with TemporaryDirectory() as figures:
         sections = study.sections(Path(figures), settings)  # the fair comparison first
     for section in (each for each in sections if each.table is not None):
