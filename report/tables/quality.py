@@ -11,7 +11,7 @@ from report.data import KEY_IN_SETTING
 from report.table import Cells, cell, means, sources, table, versus
 from report.tables.configs import SHAPE, Model, model_cells, tokens, vocabulary
 
-EFFICIENCY = ["scale", "seed", "further", "target", "crossing", "reduction"]
+EFFICIENCY = ["scale", "seed", "target", "crossing", "reduction"]
 EFFICIENCY += ["own_reduction", "end_gap", "source"]
 
 
@@ -24,24 +24,24 @@ def nll(runs: pd.DataFrame, **fields: str | pd.Series) -> pd.DataFrame:
     return rows.assign(**fields)[["row", "column", "seed", "value", "source"]]
 
 
-def pairs(runs: pd.DataFrame, further: bool = False) -> pd.DataFrame:
-    """Return final NLL of the matrix's pairs, or of the further pairs, and their difference.
+def pairs(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return final NLL of MHA and Relation and their difference.
 
-    One row per scale, column (mha, full, delta) and seed.
+    runs: of these two. One row per scale, column (mha, full, delta) and seed.
     """
-    values = nll(runs[runs["variant"].isin(PAIRED) & (runs["further"] == further)])
+    values = nll(runs)
     return pd.concat([values, versus(values, "full", "mha", "delta")], ignore_index=True)
 
 
 def efficiency(runs: pd.DataFrame, losses: pd.DataFrame, window: float) -> pd.DataFrame:
     """Return, one row per pair, when Relation reaches its MHA run's final loss (Appendix B.4).
 
-    window: fraction of the budget over which losses are smoothed. Columns: scale, seed, further,
-    target (nat/token), crossing (tokens), reduction (share of the budget spared; both NaN if it
-    never reaches the target), own_reduction (the same for the MHA run itself), end_gap (Relation's
-    last smoothed loss − target) and source.
+    window: fraction of the budget over which losses are smoothed. Columns: scale, seed, target
+    (nat/token), crossing (tokens), reduction (share of the budget spared; both NaN if it never
+    reaches the target), own_reduction (the same for the MHA run itself), end_gap (Relation's last
+    smoothed loss − target) and source.
     """
-    runs, curves, rows = runs[runs["variant"].isin(PAIRED)], {}, []
+    curves, rows = {}, []
     budgets = runs.set_index(KEY_IN_SETTING)["budget_tokens"].to_dict()
     for key, log in losses.groupby(KEY_IN_SETTING):
         if key in budgets:
@@ -52,7 +52,7 @@ def efficiency(runs: pd.DataFrame, losses: pd.DataFrame, window: float) -> pd.Da
             continue
         target, budget = mha.iloc[-1], budgets[scale, "mha", seed]
         baseline, reached = (stats.crossing(curve, target) or math.nan for curve in (mha, full))
-        row = {"scale": scale, "seed": seed, "further": pair["further"].iloc[0], "target": target}
+        row = {"scale": scale, "seed": seed, "target": target}
         row |= {"crossing": reached, "reduction": 1 - reached / budget}
         row |= {"own_reduction": 1 - baseline / budget, "end_gap": full.iloc[-1] - target}
         rows.append(row | {"source": "\n".join(sources(pair))})
@@ -89,12 +89,12 @@ def main_results(
     backbone = SHAPE.replace("/", "L/", 1)
     wordings = {"backbone": backbone.format_map, "data": data, "tokens": tokens}
     yield from model_cells(models, wordings)
-    values = pairs(runs)
+    matrix = runs[runs["variant"].isin(PAIRED) & ~runs["further"]]
+    values = pairs(matrix)
     seeds = sorted(values["seed"].unique())
     names = {name: f"{name}_nll" for name in PAIRED}
     yield from pair_means(values.replace({"column": names}))
-    rows = efficiency(runs, losses, window)
-    rows = rows[~rows["further"].astype(bool)]
+    rows = efficiency(matrix, losses, window)
     spared = rows.rename(columns={"scale": "row", "reduction": "value"})
     spared = spared[spared.groupby("row")["value"].transform("count") > 0]
     none = "never reached (not in the mean)"
@@ -106,7 +106,6 @@ def main_results(
             for name in ("mean", "sd"):
                 yield cell(scale, "token_reduction", of=scale_rows, statistic=name, **never)
         yield cell(scale, "window", window, of=scale_rows)
-    matrix = runs[runs["variant"].isin(PAIRED) & ~runs["further"]]
     yield from epochs(matrix, matrix["scale"])
     bits = stats.bits_per_character(matrix)
     bits = nll(matrix, column="bits." + matrix["variant"], value=bits)
@@ -123,14 +122,14 @@ def paired_nll(
     difference from the spread of runs. Tokens spared: the share of the budget that is left when
     Relation reaches MHA's final smoothed training loss (0 if never), or when MHA first reaches it.
     Correlation: Pearson's, of the two runs of a seed, with Fisher's interval."""
-    values = pairs(runs)
+    paired = runs[runs["variant"].isin(PAIRED)]
+    matrix, further = paired[~paired["further"]], paired[paired["further"]]
+    values = pairs(matrix)
     of_seeds = values.assign(row=values["row"] + "/" + values["seed"].astype(str))
     yield from means(of_seeds)
     yield from pair_means(values.assign(row=values["row"] + "/mean"))
-    matrix = runs[runs["variant"].isin(PAIRED) & ~runs["further"]]
     yield from epochs(matrix, matrix["scale"] + "/" + matrix["seed"].astype(str))
-    beyond = pairs(runs, further=True)
-    spared = efficiency(runs[runs["further"]], losses, window)
+    beyond, spared = pairs(further), efficiency(further, losses, window)
     wanted = planned[(planned["kind"] == "runs") & planned["further"].astype(bool)]
     for scale in dict.fromkeys([*beyond["row"], *wanted["scale"]]):
         seeds = set(wanted["seed"][wanted["scale"] == scale])
@@ -187,7 +186,8 @@ def token_efficiency(runs: pd.DataFrame, losses: pd.DataFrame, window: float) ->
     The table therefore also says how early each MHA run first reaches its own final loss."""
     why = "Relation's smoothed loss stayed above the target to its last token"
     never = {"status": "not reached", "reason": why}
-    rows = efficiency(runs[~runs["further"]], losses, window)
+    matrix = runs[runs["variant"].isin(PAIRED) & ~runs["further"]]
+    rows = efficiency(matrix, losses, window)
     for (scale, seed), pair in rows.groupby(["scale", "seed"], sort=False):
         row = f"{scale}/{seed}"
         for column in ("target", "crossing", "reduction", "own_reduction", "end_gap"):
