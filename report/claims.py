@@ -99,25 +99,21 @@ def frames(
     return pd.DataFrame(verdicts), pd.DataFrame(evidence)
 
 
-CLAIMS: list[Claim] = []
-
-
 def claim(
     number: int, *tables: str, needs: tuple[str, ...] = (), first: bool = False
-) -> Callable[[Callable], Callable]:
-    """Register a function as a claim. Its docstring is the text; a second paragraph is the rule.
+) -> Callable[[Callable], Claim]:
+    """Declare a function as a claim. Its docstring is the text; a second paragraph is the rule.
 
     SIZE replaces the words "its size" in a rule.
     """
 
-    def register(gather: Callable[[Case], Iterable[Evidence]]) -> Callable:
+    def declare(gather: Callable[[Case], Iterable[Evidence]]) -> Claim:
         text, _, rule = inspect.getdoc(gather).partition("\n\n")
         rule = (" ".join(rule.split()) or SIGN).replace("its size", SIZE)
         rule = ADDED + rule if number > 18 else rule
-        CLAIMS.append(Claim(number, " ".join(text.split()), rule, tables, gather, needs, first))
-        return gather
+        return Claim(number, " ".join(text.split()), rule, tables, gather, needs, first)
 
-    return register
+    return declare
 
 
 # Losses and parameters: claims 1 to 5 and 17 (Section 6.1, Appendices C, D, E).
@@ -581,4 +577,5 @@ def history(case: Case) -> Iterator[Evidence]:
     return _largest_errors(case, "history")
 
 
-CLAIMS.sort(key=lambda one: one.number)
+_CLAIMS = [each for each in globals().values() if isinstance(each, Claim)]
+CLAIMS = sorted(_CLAIMS, key=lambda each: each.number)

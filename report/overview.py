@@ -82,7 +82,7 @@ def losses(runs_of_settings: Sequence[pd.DataFrame]) -> list[dict[str, Any]]:
     rows = []
     for (scale, variant), by_seed in wide.groupby(level=key[:2], sort=False):
         pairs = by_seed.sub(by_seed[0], axis=0)  # minus the first setting's
-        cells = [[stats.mean(nll[k].dropna()) for nll in (by_seed, pairs)] for k in by_seed]
+        cells = [[stats.mean(each[k].dropna()) for each in (by_seed, pairs)] for k in by_seed]
         rows.append({"scale": scale, "variant": data.title(variant), "cells": cells})
     order = {data.title(name): place for place, name in enumerate(VARIANTS)}
     rows.sort(key=lambda row: order.get(row["variant"], len(order)))

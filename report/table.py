@@ -135,11 +135,11 @@ def cell(
 
     of: the rows behind the cell. fields: other keys of COLUMNS. n is 0 unless the status is ok.
     """
-    cell = {"row": row, "column": column, "statistic": "value", "value": value, "by_seed": {}}
-    cell |= {"n": int(fields.get("status", "ok") == "ok"), "status": "ok", "reason": ""}
+    made = {"row": row, "column": column, "statistic": "value", "value": value, "by_seed": {}}
+    made |= {"n": int(fields.get("status", "ok") == "ok"), "status": "ok", "reason": ""}
     if isinstance(value, stats.Estimate):
-        cell |= {name: getattr(value, name) for name in (*NUMBERS, "n")}
-    return cell | {"sources": () if of is None else sources(of)} | fields
+        made |= {name: getattr(value, name) for name in (*NUMBERS, "n")}
+    return made | {"sources": () if of is None else sources(of)} | fields
 
 
 def means(
