@@ -237,14 +237,8 @@ def environment(autoescape: bool = True, **options: Any) -> jinja2.Environment:
         loader=jinja2.FileSystemLoader(TEMPLATES), undefined=jinja2.StrictUndefined,
         trim_blocks=True, lstrip_blocks=True, autoescape=autoescape, **options,
     )  # fmt: skip
-    templates.filters |= {"number": number, "counted": counted, "powers": powers}
-    templates.filters |= {"rich": rich, "raw": Markup}
+    templates.filters |= {"number": number, "counted": counted, "rich": rich}
     return templates
-
-
-def powers(text: str) -> Markup:
-    """Return text as HTML, with T^2 as a superscript."""
-    return Markup(re.sub(r"\^(−?[\d.]+)", r"<sup>\1</sup>", str(escape(text))))
 
 
 def rich(text: str) -> Markup:

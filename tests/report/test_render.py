@@ -35,7 +35,7 @@ def test_a_line_has_the_papers_value_ours_with_its_interval_and_the_difference(c
     assert "sign agrees" in line
     assert "Nearest &amp; best_1" in text
     assert [render.number(x, "+.2f") for x in (-1.5, 1e-5)] == ["−1.50", "+1e−05"]
-    assert render.powers("T^2 < d") == "T<sup>2</sup> &lt; d"
+    assert render.rich("T^2 < d") == "T<sup>2</sup> &lt; d"
     level = re.search(r">MHA NLL ↓ \(nat/token\)</th>(.*?)</tr>", text, re.S)[1]
     assert "3.0000 ± 0.0000" in level and "1.6853 ± 0.0042" in level and "sign" not in level
 
