@@ -20,8 +20,6 @@ from report.table import Column, Table
 TEMPLATES = Path(__file__).parent / "templates"
 MINUS, DASH = "−", "—"
 STATUS_WORDS = {"oom": "OOM", "no counterpart": "n/a"}
-# A value whose reason has one of these words gets a note. Other reasons show only on hover.
-NOTED = ("seeds", "timed by")
 # Units printed after the number, and units printed in the row's heading.
 SUFFIXES = {"%": "%", "x": "×", "M tokens": "M", "B tokens": "B"}
 HEADED = ("nat/token", "bit/character", "tok/s", "GiB", "ms")
@@ -53,8 +51,8 @@ class Printed:
     """A table ready for a template.
 
     panels: (title, rows); a row is (label, lines); a line is (heading, the paper's value, one entry
-    per setting). notes: letters by text. conditions: (setting, pairs of name and text) of the
-    measurement. absent: settings without a value, with the reason. outside: scales that are part
+    per setting). notes: letters by text. conditions: (setting, texts by name) of the measurement.
+    absent: settings without a value, with the reason. outside: scales that are part
     of none of the settings.
     """
 
@@ -62,7 +60,7 @@ class Printed:
     settings: list[Setting] = field(default_factory=list)
     panels: list[tuple[str, list]] = field(default_factory=list)
     notes: dict[str, str] = field(default_factory=dict)
-    conditions: list[tuple[Setting, list[tuple[str, str]]]] = field(default_factory=list)
+    conditions: list[tuple[Setting, dict[str, str]]] = field(default_factory=list)
     absent: list[tuple[Setting, str]] = field(default_factory=list)
     outside: list[str] = field(default_factory=list)
 
@@ -132,11 +130,13 @@ def _entry(column: Column, cell: dict[str, Any], out: Printed) -> Entry:
         exact = unit in ("parameters", "tokens") and cell["difference"] == 0
         signed = number(cell["difference"], "+" + form.lstrip("+"))
         entry.difference = "same" if exact else signed + (" pp" if unit == "%" else "")
-    counted = f"n = {cell['n']}" if cell["n"] > 1 else ""
-    entry.hover = "; ".join(filter(None, (counted, ends, cell["reason"])))
-    if any(word in cell["reason"] for word in NOTED):
-        counted = f"n = {cell['n']}; " if "seeds" in cell["reason"] else ""
-        entry.note = out.mark(counted + cell["reason"])
+    n = f"n = {cell['n']}"
+    entry.hover = "; ".join(filter(None, (n if cell["n"] > 1 else "", ends, cell["reason"])))
+    # These reasons get a note. Others show only on hover.
+    if "seeds" in cell["reason"]:
+        entry.note = out.mark(f"{n}; {cell['reason']}")
+    elif "timed by" in cell["reason"]:
+        entry.note = out.mark(cell["reason"])
     return entry
 
 
@@ -169,15 +169,14 @@ def prepare(table: Table, cells: pd.DataFrame, settings: Sequence[Setting]) -> P
 
 def _note_settings(out: Printed, cells: pd.DataFrame, settings: Sequence[Setting]) -> None:
     """Record which settings have values, with their conditions; for the others the reason."""
-    by_setting = dict(list(cells.groupby("setting")))
-    for setting in (each for each in settings if each.name in by_setting):
-        setting_cells = by_setting[setting.name]
+    for setting in settings:
+        setting_cells = cells[cells["setting"] == setting.name]
         if (setting_cells["status"] == "ok").any():
             out.settings.append(setting)
-            pairs = setting_cells.query("row == 'setting'")[["column", "text"]]
-            if len(pairs):
-                out.conditions.append((setting, list(pairs.itertuples(index=False, name=None))))
-        else:
+            conditions = setting_cells[setting_cells["row"] == "setting"]
+            if texts := conditions.set_index("column")["text"].to_dict():
+                out.conditions.append((setting, texts))
+        elif len(setting_cells):
             reasons = setting_cells[setting_cells["status"] != "no counterpart"]["reason"].mode()
             out.absent.append((setting, next(iter(reasons), "")))
 
