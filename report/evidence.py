@@ -185,8 +185,8 @@ class Evidence:
         """Return the row as undecided, with the reason; unchanged if `why` is empty."""
         return replace(self, direction=None, size=None, note=why) if why else self
 
-    def noted(self, *notes: str) -> Evidence:
-        return replace(self, note=joined(self.note, *notes))
+    def noted(self, note: str) -> Evidence:
+        return replace(self, note=joined(self.note, note))
 
 
 def above(bound: float) -> Callable[[float], bool]:

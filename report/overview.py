@@ -15,8 +15,7 @@ from report.paper import SCALES
 from report.render import axis, number
 
 # Table and column of the cells that the first page shows next to a scale's difference.
-CONTEXT_CELLS = {"spared": ("main-results", "token_reduction")}
-CONTEXT_CELLS |= {"self_flow": ("relation_internal", "l0_self.full")}
+CONTEXT_CELLS = (("main-results", "token_reduction"), ("relation_internal", "l0_self.full"))
 # Columns of Tables 5, 6 and 15 behind the cost of a training step.
 COST = ["matched.ratio", "peers.other_ratio", "fixed.speedup"]
 COST += ["allocated.full", "allocated.mha", "params.full", "params.mha"]
@@ -52,8 +51,8 @@ def difference_rows(
     """Return the rows of `differences` of every setting, sorted by scale, ready for the template.
 
     Further keys: setting (its index), title (the setting's), label (the scale's), places (on one
-    axis for all rows), and a cell or None for each key of CONTEXT_CELLS. miniature: a label is
-    the run's scale, such as 10M-mini.
+    axis for all rows), and context (a cell or None for each of CONTEXT_CELLS). miniature: a label
+    is the run's scale, such as 10M-mini.
     """
     rows = [row | {"setting": k} for k, each in enumerate(runs) for row in differences(each)]
     rows.sort(key=lambda row: data.scale_order(row["scale"]))
@@ -62,8 +61,8 @@ def difference_rows(
     for row in rows:
         setting = settings[row["setting"]]
         row |= {"title": str(setting), "label": row["own_scale" if miniature else "scale"]}
-        for name, (table, column) in CONTEXT_CELLS.items():
-            row[name] = by_key.get((setting.name, table, row["scale"], column))
+        keys = ((setting.name, table, row["scale"], column) for table, column in CONTEXT_CELLS)
+        row["context"] = list(map(by_key.get, keys))
     drawn = [(row["paper"], row["final_nll"]) for row in rows]
     # A band of no width keeps zero on the axis.
     places = axis(((printed, each.value, each.low, each.high) for printed, each in drawn), 0.0)
