@@ -10,7 +10,7 @@ from relation.plan import PAPER_SCALES
 
 FOLDER = Path(__file__).parent / "paper"
 KEY = ["row", "column", "statistic"]
-NOTHING = pd.DataFrame(columns=[*KEY, "printed", "unit", "paper_value"])
+NOTHING = pd.DataFrame(columns=[*KEY, "paper", "unit", "paper_value"])
 SCALES = PAPER_SCALES
 SEEDS = (42, 43, 44)
 GPU = "RTX 5090"
@@ -35,13 +35,13 @@ def read(path: Path) -> pd.DataFrame:
 
 @cache
 def load(table: str) -> pd.DataFrame:
-    """Return a table's printed values: row, column, statistic, printed (text), unit, paper_value.
+    """Return a table's printed values: row, column, statistic, paper (text), unit, paper_value.
 
     paper_value is a number in the unit, NaN for words.
     """
     rows = read(FOLDER / f"{table}.csv")
     numbers = pd.to_numeric(rows["value"].where(rows["unit"] != "text"))
-    return rows.rename(columns={"value": "printed"}).assign(paper_value=numbers)
+    return rows.rename(columns={"value": "paper"}).assign(paper_value=numbers)
 
 
 def number(table: str, row: str, column: str, statistic: str = "value") -> float | None:

@@ -107,8 +107,8 @@ class Table:
 
     def rows_of(self, panel: str) -> Sequence[str]:
         """Return the rows that a panel always shows; other rows show if they have cells."""
-        if panel in self.rows or not self.of_paper:
-            return self.rows.get(panel, ())
+        if panel in self.rows:
+            return self.rows[panel]
         in_panel = self.printed["column"].isin([column.column for column in self.panels[panel]])
         return list(self.printed["row"][in_panel].unique())
 
@@ -210,7 +210,7 @@ def table_cells(table: Table, records: Records) -> pd.DataFrame:
     except Exception as error:
         error.add_note(f"in table {table.label} of {records.setting.name}")
         raise
-    printed = table.printed.rename(columns={"printed": "paper"})
+    printed = table.printed
     if unknown := set(printed["column"]) - set(table.columns):
         path = f"report/paper/{table.label}.csv"
         raise InputError(f"{path}: the table has no column {min(unknown)!r}; correct it")

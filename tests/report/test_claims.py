@@ -20,9 +20,9 @@ def paper_cells() -> pd.DataFrame:
     rows = []
     for path in sorted(paper.FOLDER.glob("*.csv")):
         for row in paper.load(path.stem).to_dict("records"):
-            printed, words = row.pop("printed"), row["unit"] == "text"
-            value = {"text": printed if words else None, "value": row["paper_value"]}
-            rows.append(EMPTY | row | value | {"table": path.stem, "paper": printed})
+            text = row["paper"] if row["unit"] == "text" else None
+            of = {"table": path.stem, "text": text, "value": row["paper_value"]}
+            rows.append(EMPTY | row | of)
     for table in ("efficient-relation", "app-prod-fr-fa", "app-linear-long"):
         rows.append(beyond(table, "setting", "device", text=GPU, unit="text"))
     rows += [beyond("efficient-relation", s, "fixed.context", value=1024.0) for s in paper.SCALES]
