@@ -90,8 +90,8 @@ def load(
 ) -> Records:
     """Read a setting's records: shipped ones, or those in the campaign's own folder.
 
-    campaign: the plan, if it differs from the whole of config/<campaign>.yaml. Raises InputError,
-    as relation.records.load does, if a file is damaged or two runs of a seed are not a pair.
+    campaign: the plan; None: the whole of config/<campaign>.yaml. Raises InputError, as
+    relation.records.load does, if a file is damaged or two runs of a seed are not a pair.
     """
     campaign = campaign or plan.load({"campaign": setting.campaign})
     folder = records.PUBLISHED / campaign.name if published else campaign.folder
