@@ -272,11 +272,12 @@ class RelationModel(RelationPreTrainedModel):
         first_text = (mask != 0).long().argmax(dim=1, keepdim=True)  # column, (B, 1)
         place = torch.arange(n, device=tokens.device)
         check_tokens(tokens, self.config.vocab_size)  # before `begin`, which nothing would undo
-        state.begin(tokens, (mask != 0).sum(dim=1).tolist())
-        states = self.decoder.states(tokens.gather(1, (place + first_text) % n), state=state)
+        moved = tokens.gather(1, (place + first_text) % n)
+        moved, _ = state.begin(moved, (mask != 0).sum(dim=1).tolist())
+        states = self.decoder.states(moved, state=state)
         # The states of padding tokens have no meaning, and nothing reads them.
-        columns = ((place - first_text) % n)[..., None].expand(-1, -1, states.shape[2])
-        return states.gather(1, columns)
+        columns = ((place - first_text) % n).clamp(max=moved.shape[1] - 1)
+        return states.gather(1, columns[..., None].expand(-1, -1, states.shape[2]))
 
 
 def _starts(places: Tensor | None, mask: Tensor | None, tokens: Tensor, read: int) -> Tensor | None:

@@ -197,11 +197,12 @@ class DecodeState:
         if any(layer.length != self.length for layer in self.layers):
             raise InputError("the last block reached only some layers; start a new decode state")
 
-    def begin(self, tokens: Tensor, lengths: Sequence[int]) -> Tensor:
-        """Announce prompts (B, n) whose row b has lengths[b] tokens; return lengths, (B,) int64.
+    def begin(self, tokens: Tensor, lengths: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Announce prompts (B, n) whose row b has lengths[b] tokens, then padding.
 
-        Raises InputError for lengths that do not fit (also an empty prompt) and for a state that
-        has read tokens.
+        Returns the block to read next, (B, longest), which has no column of only padding, and
+        lengths, (B,) int64. Raises InputError for lengths that do not fit (also an empty prompt)
+        and for a state that has read tokens.
         """
         batch, width = tokens.shape
         if len(lengths) != batch or not 1 <= min(lengths) <= max(lengths) <= width:
@@ -212,7 +213,7 @@ class DecodeState:
         counts = torch.tensor(lengths, device=tokens.device)
         for layer in self.layers:
             layer.begin(counts if len(set(lengths)) > 1 else None)
-        return counts
+        return tokens[:, : max(lengths)], counts
 
     def set_lengths(self, lengths: Sequence[int]) -> None:
         """Call `Cache.set_lengths` in every layer."""

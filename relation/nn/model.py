@@ -406,8 +406,8 @@ class Decoder(nn.Module):
         if lengths is None:
             return self.logits(self.states(tokens, state=state)[:, -1])
         check_tokens(tokens, self.config.vocab_size)
-        counts = state.begin(tokens, lengths)
-        states = self.states(tokens[:, : max(lengths)], state=state)  # (B, n, d)
+        tokens, counts = state.begin(tokens, lengths)
+        states = self.states(tokens, state=state)  # (B, n, d)
         return self.logits(states[torch.arange(len(tokens), device=tokens.device), counts - 1])
 
     def flows(self, tokens: Tensor, documents: Documents | None = None) -> Iterator[Tensor]:

@@ -136,6 +136,15 @@ def test_greedy_texts_are_the_decoders_alone_and_in_a_batch(variant, changes):
     assert generated(model, rows, use_cache=False) == expected
 
 
+@each_layout
+def test_columns_of_only_padding_change_no_text(variant):
+    _, model = build(variant)
+    padded = {"input_ids": TOKENS, "attention_mask": torch.ones_like(TOKENS)}
+    padded = {name: torch.nn.functional.pad(x, (3, 0)) for name, x in padded.items()}
+    texts = model.generate(**padded, max_new_tokens=9, do_sample=False)[:, 3 + TOKENS.shape[1] :]
+    assert texts.tolist() == generated(model, list(TOKENS))
+
+
 @pytest.mark.parametrize("beams", [1, 2])
 def test_generation_reads_each_token_once(beams):
     _, model = build("hybrid")
