@@ -92,11 +92,12 @@ def _saved_lambdas(folder: Path, prefix: str) -> dict[str, float]:
 def relation_mask(**options: Any) -> Tensor | None:
     """Return the mask that all layers of a forward share; transformers calls it.
 
-    None: causal. int32, (B, 1, 1, T): 1 at the first token of each document, for blocks that start
+    None: causal. int16, (B, 1, 1, T): 1 at the first token of each document, for blocks that start
     a row; its memory is linear in T, and each padding token is a document. It is a tensor because
-    `generate` takes nothing else. bool, (B, 1, n, T): transformers' own mask, in other cases: after
-    cached tokens, for a window within the row, or if padding interrupts text; padding sees nothing.
-    Waits for the GPU once. Compiled, it does not wait, and interrupted text is a RuntimeError.
+    `generate` takes nothing else, and int16 so that a user's padding mask is not taken for it.
+    bool, (B, 1, n, T): transformers' own mask, in other cases: after cached tokens, for a window
+    within the row, or if padding interrupts text; padding sees nothing. Waits for the GPU once.
+    Compiled, it does not wait, and interrupted text is a RuntimeError.
     """
     sees, text, window = (options.get(n) for n in ("mask_function", "attention_mask", "local_size"))
     offset, n, device = (options[name] for name in ("q_offset", "q_length", "device"))
@@ -127,7 +128,7 @@ def relation_mask(**options: Any) -> Tensor | None:
         is_wrong, has_documents = torch.stack((wrong, starts[:, 1:].any())).tolist()
         if is_wrong or not has_documents:
             return sdpa_mask(**options) if is_wrong else None
-    return starts[:, None, None].int()
+    return starts[:, None, None].short()
 
 
 _OPERATOR = Automatic("full")
@@ -136,7 +137,7 @@ _CAUSAL = WeakTensorKeyDictionary()  # from a mask found causal to its version a
 
 
 def _documents(mask: Tensor) -> Documents:
-    """The documents that an int32 mask of `relation_mask` describes, made once for all layers."""
+    """The documents that an int16 mask of `relation_mask` describes, made once for all layers."""
     if is_compiling():
         return Documents.bounded(mask[:, 0, 0] == 1, mask.numel())
     if mask not in _DOCUMENTS:
@@ -216,7 +217,7 @@ def relation_attention(
     if scaling is not None and scaling != width**-0.5:
         query = query * (scaling * width**0.5)
     n, documents = query.shape[2], None
-    described = attention_mask is not None and attention_mask.dtype == torch.int32 and n > 1
+    described = attention_mask is not None and attention_mask.dtype == torch.int16 and n > 1
     if described and attention_mask.shape[1:3] == (1, 1):
         documents, attention_mask = _documents(attention_mask), None
     elif attention_mask is not None:

@@ -289,9 +289,9 @@ def see() -> None:
         (lambda: attend(s_aux=torch.zeros(2)), "sinks"),
         (lambda: attend(is_causal=False), "causal"),
         (lambda: llama()(TOKENS[:, :6], torch.ones(1, 1, 6, 5).bool()), "(1, 1, 6, 5); give "),
-        (
-            lambda: llama()(TOKENS[:, :6], torch.eye(6)[None, None].int()),
-            "int32, (1, 1, 6, 6); give",
+        *(
+            (lambda m=m: llama()(TOKENS[:, :6], m), f"int32, {tuple(m.shape)}; give")
+            for m in (torch.eye(6)[None, None].int(), torch.ones(1, 1, 1, 6).int())
         ),
         (lambda: add_lambda(torch.nn.Linear(2, 2)), "Llama-type"),
         (see, "Attention has no lambda"),
