@@ -58,16 +58,17 @@ class RelationConfig(PretrainedConfig):
     }
 
     def __init__(self, **options):
-        # JSON takes no NumPy numbers.
-        options = {name: x.item() if hasattr(x, "item") else x for name, x in options.items()}
+        # By our names, and without NumPy's numbers, which JSON does not take.
+        options = {
+            self.attribute_map.get(name, name): x.item() if hasattr(x, "item") else x
+            for name, x in options.items()
+        }
         layers = options.get("num_hidden_layers")
         check_type("num_hidden_layers", layers, int | None)
         if layers is not None and options.get("layout") is None:
             options["layout"] = FULL * layers
-        theirs = {name: their for their, name in self.attribute_map.items()}
         for name, default in _FIELDS.items():
-            value = options.pop(theirs.get(name, ""), default)  # by transformers' name for it
-            setattr(self, name, options.pop(name, value))
+            setattr(self, name, options.pop(name, default))
         if "transformers_version" not in options:  # only files have it
             names = {*dir(self), *vars(PretrainedConfig()), *vars(GenerationConfig())}
             names = {name for name in names if "rope" not in name}  # ours is rope_base

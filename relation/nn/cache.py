@@ -43,12 +43,6 @@ class Cache:
             )
         self.lengths = lengths
 
-    def padding(self, tokens: int) -> Tensor | None:
-        """Which of the next block's n `tokens` are padding, (B, n) bool; None: none of them."""
-        if self.lengths is None or self.length:
-            return None
-        return torch.arange(tokens, device=self.lengths.device) >= self.lengths[:, None]
-
     def places(self, tokens: int, device: torch.device) -> Tensor:
         """Positions of the next block's n tokens, (n,), or (B, n) if rows have unequal lengths."""
         block = torch.arange(tokens, device=device)
@@ -155,6 +149,12 @@ class HistoryCache(Cache):
 class LinearState(Cache):
     """The state of a Linear Relation layer, O(d^2 / H): `tensors` holds C, (B, H, D, D)."""
 
+    def padding(self, tokens: int) -> Tensor | None:
+        """Which of the next block's n `tokens` are padding, (B, n) bool; None: none of them."""
+        if self.lengths is None or self.length:
+            return None
+        return torch.arange(tokens, device=self.lengths.device) >= self.lengths[:, None]
+
     def replace(self, state: Tensor, tokens: int) -> None:
         """Replace C by the state after `tokens` more tokens."""
         self.tensors = (state,)
@@ -177,10 +177,6 @@ class DecodeState:
     def lengths(self) -> Tensor | None:
         """Tokens that each row has read, (B,) int64, or None if all are equal to `length`."""
         return self.layers[0].lengths
-
-    def places(self, tokens: int, device: torch.device) -> Tensor:
-        """Positions of the next block (see `Cache.places`)."""
-        return self.layers[0].places(tokens, device)
 
     @property
     def nbytes(self) -> int:

@@ -45,7 +45,7 @@ class _Layer(nn.Module):
         operator = MIXERS[self._layout]
         call = Execution(**{operator: backend}).calls(config)[operator]
         super().__init__(config, layer_index, call)
-        self._config, self.rope_base = config, config.rope_base
+        self._config = config
         self._reset_own()
 
     def reset_parameters(self) -> None:
@@ -92,7 +92,7 @@ class _Layer(nn.Module):
             )
         if cache is not None and cache.lengths is not None and cache.length == 0:
             self._check_lengths(cache.lengths, *x.shape[:2])
-        rope = rope_angles(places_of(x, documents, cache), self.head_dim, self.rope_base)
+        rope = rope_angles(places_of(x, documents, cache), self.head_dim, self._config.rope_base)
         if cache is None:
             return super().forward(Normed(x), rope, None, documents)
         with torch.no_grad():

@@ -359,7 +359,7 @@ class Decoder(nn.Module):
             state.check(self.config.layout)
             caches = state.layers
         # (T, d_h) each, or (B, T, d_h) if positions differ between rows
-        rope = self.rope_tables(places_of(tokens, documents, state))
+        rope = self.rope_tables(places_of(tokens, documents, caches[0]))
         for block, cache in zip(self.blocks, caches, strict=True):
             x = block(x, rope, cache, documents)
         return self.norm(x)
@@ -489,9 +489,7 @@ def keyed_generator(key: str) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
 
 
-def places_of(
-    x: Tensor, documents: Documents | None = None, cache: Cache | DecodeState | None = None
-) -> Tensor:
+def places_of(x: Tensor, documents: Documents | None = None, cache: Cache | None = None) -> Tensor:
     """The position in its text of each token of x, (B, T) or (B, T, d): (T,) or (B, T) int64.
 
     Raises InputError for documents or a cache that do not fit x, and for both (one text per row).
