@@ -34,6 +34,11 @@ class Cache:
         """Bytes of `states`, without memory allocated for later tokens."""
         return sum(state.nbytes for state in self.states)
 
+    @property
+    def uneven(self) -> bool:
+        """Whether the next block begins at another position in each row."""
+        return self.lengths is not None and self.length > 0
+
     def begin(self, lengths: Tensor | None) -> None:
         """Announce a prompt whose row b has lengths[b] tokens, (B,) int64; None: equal lengths."""
         if self.length:
@@ -46,12 +51,11 @@ class Cache:
     def places(self, tokens: int, device: torch.device) -> Tensor:
         """Positions of the next block's n tokens, (n,), or (B, n) if rows have unequal lengths."""
         block = torch.arange(tokens, device=device)
-        unequal = self.lengths is not None and self.length > 0
-        return block + (self.lengths[:, None] if unequal else self.length)
+        return block + (self.lengths[:, None] if self.uneven else self.length)
 
     def _count(self, tokens: int) -> None:
         """Count a block of `tokens` per row. `begin` has already counted an unequal prompt."""
-        if self.lengths is not None and self.length:
+        if self.uneven:
             self.lengths = self.lengths + tokens
         self.length += tokens
 
@@ -113,13 +117,14 @@ class HistoryCache(Cache):
                     )
         if not self.tensors or end > self.capacity:
             self.reserve(end, blocks)
-        places = self.places(n, first.device)
+        if self.uneven:
+            places = self.places(n, first.device)  # (B, n)
+            rows = torch.arange(len(places), device=first.device)[:, None]
         for buffer, block in zip(self.tensors, blocks, strict=True):
-            if places.ndim == 1:
-                buffer[:, :, self.length : end] = block
-            else:  # (B, n): write row b of (B, tokens, H, D) to the positions of row b
-                rows = torch.arange(len(places), device=first.device)[:, None]
+            if self.uneven:  # write row b of (B, tokens, H, D) to the positions of row b
                 buffer.transpose(1, 2)[rows, places] = block.transpose(1, 2)
+            else:
+                buffer[:, :, self.length : end] = block
         self._count(n)
         return self.states
 
@@ -151,7 +156,7 @@ class LinearState(Cache):
 
     def padding(self, tokens: int) -> Tensor | None:
         """Which of the next block's n `tokens` are padding, (B, n) bool; None: none of them."""
-        if self.lengths is None or self.length:
+        if self.lengths is None or self.uneven:
             return None
         return torch.arange(tokens, device=self.lengths.device) >= self.lengths[:, None]
 

@@ -501,7 +501,7 @@ def places_of(x: Tensor, documents: Documents | None = None, cache: Cache | None
         return documents.positions
     if cache is not None:
         places = cache.places(x.shape[1], x.device)
-        if places.ndim > 1 and len(places) != len(x):
+        if cache.uneven and len(places) != len(x):
             raise InputError(
                 f"the block has {len(x)} rows and the cache {len(places)}; start a new decode state"
             )
