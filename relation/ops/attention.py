@@ -159,7 +159,8 @@ def check_step(name: str, block: Tensor, visible: Tensor | None, **history: Tens
     n = block.shape[2]
     check_groups(**{name: block}, **{key: h[:, :, total - n :] for key, h in history.items()})
     if visible is not None:
-        if visible.dtype != torch.bool or visible.shape[-2:] != (n, total):
+        fits = visible.ndim in (2, 4) and visible.shape[-2:] == (n, total)
+        if visible.dtype != torch.bool or not fits:
             raise InputError(
                 f"visible is {visible.dtype}, {tuple(visible.shape)}; give bool, ({n}, {total}) or "
                 f"(B, 1, {n}, {total})"

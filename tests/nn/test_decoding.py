@@ -70,8 +70,11 @@ def state(*shape: int) -> Tensor:
 def test_unfit_inputs_are_refused_in_one_line(block, first, second):
     for step in (ops.attention_step, partial(ops.full_relation_step, lam=torch.tensor(0.5))):
         refusal(lambda step=step: step(block, first, second))
-        broadcast = partial(step, first[:, :, :1], first, first, visible=torch.ones(1, 1).bool())
-        assert "visible is" in refusal(broadcast)
+        # (1, 1) would apply to all tokens, and (B, n, T) to heads instead of rows.
+        for shape in ((1, 1), (2, 1, 3)):
+            visible = torch.ones(shape).bool()
+            call = partial(step, first[:, :, :1], first, first, visible=visible)
+            assert "visible is" in refusal(call)
 
 
 def decoded(model: Decoder, sizes: Iterable[int]) -> Tensor:
