@@ -84,14 +84,14 @@ def continuations(
     check_tokens(padded, model.config.vocab_size)  # on the CPU, where it checks the range too
 
     def token_steps() -> Iterator[list[int | None]]:
-        device, dtype = model.embedding.weight.device, projection_dtype(model.embedding.weight)
-        tokens = padded.to(device)
+        weight = model.embedding.weight
+        tokens, dtype = padded.to(weight.device), projection_dtype(weight)
         if len(rows) > 1 or not state.length:
             logits = model.read(tokens, state, list(map(len, rows)))
         else:
             for block in tokens.split(BLOCK, dim=1):
                 logits = model.read(block, state)
-        if why_plain(model, device, dtype) is None:
+        if why_plain(model, dtype) is None:
             steps = Replay(Prepared(model, dtype), state, logits, sampling, stop).run(count)
         else:
             steps = _plain_steps(model, logits, sampling, count, state)

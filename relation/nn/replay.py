@@ -63,7 +63,7 @@ class BlockWeights:
         self.down = ffn.down.weight.to(dtype)
 
 
-def why_plain(model: Decoder, device: torch.device, dtype: torch.dtype) -> str | None:
+def why_plain(model: Decoder, dtype: torch.dtype) -> str | None:
     """Return the reason why `Prepared` cannot decode the model in this dtype, or None if it can."""
     config = model.config
     for part, used in {
@@ -82,7 +82,7 @@ def why_plain(model: Decoder, device: torch.device, dtype: torch.dtype) -> str |
     }.items():
         if used:
             return f"it has {part}, which the kernels do not support"
-    return why_no_decoding(device, dtype, config.head_dim)
+    return why_no_decoding(model.embedding.weight.device, dtype, config.head_dim)
 
 
 class Prepared:
@@ -95,7 +95,7 @@ class Prepared:
     @torch.no_grad()
     def __init__(self, model: Decoder, dtype: torch.dtype):
         self.config = model.config
-        reason = why_plain(model, model.embedding.weight.device, dtype)
+        reason = why_plain(model, dtype)
         if reason:
             raise InputError(f"the decoding kernels cannot run this model: {reason}")
         blocks = zip(self.config.layout, model.blocks, strict=True)

@@ -195,7 +195,7 @@ def check_logits(variant: str, device: str, dtype=torch.float32, **changes) -> N
 def check_texts(variant: str, device: str, count: int, **changes) -> None:
     """Check that greedy texts of a batch, also with a stop token, equal the full forward's."""
     model = prepared_model(variant, device, **changes)
-    assert why_plain(model, torch.device(device), torch.float32) is None
+    assert why_plain(model, torch.float32) is None
     texts = [greedy(model, prompt, count) for prompt in PROMPTS]
     assert generate_batch(model, PROMPTS, count, GREEDY) == texts
     stop = texts[1][count // 2]
@@ -289,7 +289,7 @@ class TestOnGpu:
      ("mha-null", "a null logit"), ("mha-self", "calibrated attention")],
 )  # fmt: skip
 def test_a_model_without_kernels_is_named(variant, part):
-    assert part in why_plain(prepared_model(variant), torch.device("cpu"), torch.float32)
+    assert part in why_plain(prepared_model(variant), torch.float32)
     assert part in refusal(lambda: Prepared(prepared_model(variant), torch.float32))
 
 
@@ -299,6 +299,6 @@ def test_adapters_and_hooks_are_not_passed_over():
     hooked = prepared_model("full")
     hooked.blocks[1].register_forward_hook(lambda *_: None)
     for each in (model, torch.compile(hooked)):
-        assert "adapters or hooks" in why_plain(each, torch.device("cpu"), torch.float32)
+        assert "adapters or hooks" in why_plain(each, torch.float32)
     compiled = torch.compile(prepared_model("full"))
-    assert "adapters" not in (why_plain(compiled, torch.device("cpu"), torch.float32) or "")
+    assert "adapters" not in (why_plain(compiled, torch.float32) or "")
