@@ -21,7 +21,7 @@ from relation.data.corpus import unigram_entropy
 from relation.data.tokenizer import END_OF_TEXT
 from relation.data.windows import sha256_of
 from relation.jobs import Data, Run, Side
-from relation.train import run
+from relation.train import run as engine
 from relation.train.step import wsd
 from relation.variants import VARIANTS, ModelConfig
 
@@ -112,6 +112,18 @@ def write_corpus(
     return folder
 
 
+def train_in(folder: Path, data: Path, run: Run) -> Path:
+    """Train a run, with its state in resume/ of a folder. Return its output, out/ of the folder."""
+    engine.train(run, data, folder / "out", folder / "resume")
+    return folder / "out"
+
+
+def row_of(out: Path) -> dict:
+    """The record of a run."""
+    (row,) = records.read(out / "run.parquet", "runs").to_dict("records")
+    return row
+
+
 def read_run(out: Path) -> tuple[dict[str, torch.Tensor], list[pd.DataFrame]]:
     """A run's weights, and its records without the columns that can differ between runs."""
     kinds = {"runs": "run", "losses": "losses", "probes": "probes"}
@@ -163,9 +175,8 @@ def _train_here(folder: Path, data: Path, options: dict) -> None:
         return wsd(*arguments)
 
     torch.set_num_threads(1)
-    run.wsd = schedule
-    given = data, folder / "out", folder / "resume"
-    run.train(small_run(**options.get("changes", {})), *given)
+    engine.wsd = schedule
+    train_in(folder, data, small_run(**options.get("changes", {})))
     print(f"updates: {len(begun)}")
 
 

@@ -15,10 +15,9 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import ROOT
-from training import UPDATE, small_model, small_run, write_corpus
+from training import UPDATE, small_model, small_run, train_in, write_corpus
 
 from relation import records
-from relation.train.run import train
 from relation.variants import VARIANTS
 
 GOLDEN = ROOT / "tests" / "golden" / "losses.csv"
@@ -32,8 +31,7 @@ def curve(variant: str, backends: dict[str, str], data: Path, folder: Path) -> l
     model = small_model(variant, init_std=0.1, scale_residual_init=True)
     changes = {"budget_tokens": 7 * UPDATE + 40, "learning_rate": 8e-3, "adam_eps": 1e-8}
     run = small_run(variant, model=model, backends=backends, **changes)
-    train(run, data, folder / "out", folder / "resume")
-    losses = records.read(folder / "out" / "losses.parquet", "losses")
+    losses = records.read(train_in(folder, data, run) / "losses.parquet", "losses")
     return losses[["update", *READINGS]].to_dict("records")
 
 

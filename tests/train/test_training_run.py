@@ -19,10 +19,12 @@ from training import (
     UPDATE,
     assert_same_run,
     read_run,
+    row_of,
     small_model,
     small_run,
     start,
     tiny,
+    train_in,
     write_corpus,
 )
 
@@ -35,7 +37,6 @@ from relation.train import checkpoint
 from relation.train import run as engine
 from relation.train.checkpoint import load_model
 from relation.train.distributed import check_processes
-from relation.train.run import train
 from relation.train.step import nll_of, wsd
 
 BUDGET, UPDATES = 600, 5
@@ -49,19 +50,17 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The output of a Full Relation run without interruptions."""
-    folder = tmp_path_factory.mktemp("trained")
-    train(small_run(), data, folder / "out", folder / "resume")
-    assert not list((folder / "resume").glob("*.safetensors"))
-    return folder / "out"
+    out = train_in(tmp_path_factory.mktemp("trained"), data, small_run())
+    assert not list((out.parent / "resume").glob("*.safetensors"))
+    return out
 
 
 @pytest.fixture(scope="module", params=[None, "documents"])
 def masked(request, trained: Path, data: Path, tmp_path_factory) -> tuple:
     """The output of a run and its mask, without and with separate documents."""
-    folder = tmp_path_factory.mktemp("masked")
-    if request.param:
-        train(small_run(document_mask=request.param), data, folder / "out", folder / "resume")
-    return folder / "out" if request.param else trained, document_mask(request.param, data)
+    run, folder = small_run(document_mask=request.param), tmp_path_factory.mktemp("masked")
+    out = train_in(folder, data, run) if request.param else trained
+    return out, document_mask(request.param, data)
 
 
 def at_update(monkeypatch, update: int, action) -> list[int]:
@@ -92,8 +91,7 @@ def test_the_record_says_what_was_trained_on_what(trained: Path, data: Path) -> 
     assert losses["tokens"].tolist() == [128, 256, 384, 512, BUDGET]
     assert losses["loss"][0] == pytest.approx(np.log(61), abs=0.2)
     assert losses["loss"][4] < losses["loss"][0] and losses["gradient_norm"].min() > 0
-    (row,) = records.read(trained / "run.parquet", "runs").to_dict("records")
-    known = data_rows(data)
+    row, known = row_of(trained), data_rows(data)
     assert json.loads(row["specification"]) == json.loads(json.dumps(small_run().specification()))
     assert (row["trained_tokens"], row["updates"], row["processes"]) == (BUDGET, UPDATES, 1)
     assert (row["layout"], row["corpus"], row["backend"]) == ("FFFF", "A rule with noise", "tiled")
@@ -118,17 +116,16 @@ def test_the_final_nll_is_the_checkpoints(data, masked) -> None:
             inputs = chunk[None, :-1]
             log_p = model(inputs, mask(inputs))[0].log_softmax(-1)
             total -= log_p.gather(1, chunk[1:, None]).sum().item()
-    nll = records.read(out / "run.parquet", "runs")["final_nll"][0]
-    assert nll == pytest.approx(total / (len(tokens) - 1), rel=1e-6)
+    assert row_of(out)["final_nll"] == pytest.approx(total / (len(tokens) - 1), rel=1e-6)
     assert (len(tokens) - 1) % CONTEXT, "the split has no ragged tail to test"
 
 
 def test_a_run_in_bf16_is_evaluated_in_bf16(data, tmp_path) -> None:
-    train(small_run(precision="bf16"), data, tmp_path / "out", tmp_path / "resume")
-    model = load_model(tmp_path / "out/model.safetensors", CPU)
+    out = train_in(tmp_path, data, small_run(precision="bf16"))
+    model = load_model(out / "model.safetensors", CPU)
     given = model, open_tokens(data, "validation"), CONTEXT, 4, CPU
     bf16, fp32 = (nll_of(*given, each, document_mask(None, data)) for each in ("bf16", "fp32"))
-    nll = records.read(tmp_path / "out/run.parquet", "runs")["final_nll"][0]
+    nll = row_of(out)["final_nll"]
     assert nll == pytest.approx(bf16, rel=1e-6) and nll != pytest.approx(fp32, rel=1e-6)
 
 
@@ -145,8 +142,7 @@ def test_an_option_that_changes_the_hash_changes_the_weights(trained, data, tmp_
     """Otherwise a variation of a campaign could train the base run again under another name."""
     run = small_run(**changes)
     assert run.hash != small_run().hash
-    train(run, data, tmp_path / "out", tmp_path / "resume")
-    weights, others = (read_run(out)[0] for out in (tmp_path / "out", trained))
+    weights, others = (read_run(out)[0] for out in (train_in(tmp_path, data, run), trained))
     assert not all(torch.equal(weights[name], others[name]) for name in others)
 
 
@@ -167,8 +163,7 @@ def test_the_seconds_of_a_run_are_those_of_its_updates(data, tmp_path, monkeypat
     take(engine, "nll_of", lambda *_: 1000)
     take(checkpoint, "snapshot", lambda *_: 1000)
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    train(small_run(checkpoint_seconds=1e-9), data, tmp_path / "out", tmp_path / "resume")
-    (row,) = records.read(tmp_path / "out" / "run.parquet", "runs").to_dict("records")
+    row = row_of(train_in(tmp_path, data, small_run(checkpoint_seconds=1e-9)))
     assert (row["seconds"], row["tokens_per_second"]) == (31, BUDGET / 31)
     assert row["median_tokens_per_second"] == UPDATE / 4
 
@@ -198,12 +193,11 @@ def test_probes_are_taken_at_the_start_and_after_each_part(data, masked) -> None
 
 
 def test_a_pair_starts_alike_and_reads_alike(trained: Path, data: Path, tmp_path: Path) -> None:
-    train(small_run("mha"), data, tmp_path / "mha", tmp_path / "resume")
-    train(small_run(seed=43), data, tmp_path / "seed", tmp_path / "resume")
     texts = write_corpus(tmp_path / "data", vocabulary=59)
-    train(small_run(), texts, tmp_path / "texts", tmp_path / "resume")
-    paths = (trained, tmp_path / "mha", tmp_path / "seed", tmp_path / "texts")
-    full, mha, other, text = (records.read(p / "run.parquet", "runs").iloc[0] for p in paths)
+    full = row_of(trained)
+    mha = row_of(train_in(tmp_path / "mha", data, small_run("mha")))
+    other = row_of(train_in(tmp_path / "seed", data, small_run(seed=43)))
+    text = row_of(train_in(tmp_path / "texts", texts, small_run()))
     for name in ("order_hash", "init_hash"):
         assert full[name] == mha[name] != other[name]
     assert text["order_hash"] != full["order_hash"] and text["init_hash"] == full["init_hash"]
@@ -224,9 +218,9 @@ def test_a_run_killed_by_sigkill_goes_on_to_the_same_bits(trained, data, tmp_pat
 
 
 def test_a_run_that_another_process_trains_is_refused(data, tmp_path) -> None:
-    run, resume = small_run(), tmp_path / "resume"
-    with records.held(resume / f"{run.hash}.lock", run.name):
-        output = refusal(lambda: train(run, data, tmp_path / "out", resume), RunError)
+    run = small_run()
+    with records.held(tmp_path / f"resume/{run.hash}.lock", run.name):
+        output = refusal(lambda: train_in(tmp_path, data, run), RunError)
     assert f"{run.name} is already running in another process" in output
 
 
@@ -238,9 +232,8 @@ def state(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     code.write_text("before")
     monkeypatch.setattr(records, "PROJECT", tmp_path / "project")
     at_update(monkeypatch, 4, die)
-    run = small_run(checkpoint_seconds=1e-9)
     with pytest.raises(DiedError):
-        train(run, data, tmp_path / "out", tmp_path / "resume")
+        train_in(tmp_path, data, small_run(checkpoint_seconds=1e-9))
     (state,) = (tmp_path / "resume").glob("*.safetensors")
     return state
 
@@ -251,9 +244,9 @@ def test_a_damaged_state_is_told_and_the_run_starts_anew(
 ) -> None:
     state.write_bytes(state.read_bytes()[:kept])
     begun = at_update(monkeypatch, 0, die)
-    train(small_run(), data, tmp_path / "out", tmp_path / "resume")
+    out = train_in(tmp_path, data, small_run())
     assert begun[0] == 1 and f"warning: {state} is not used" in capsys.readouterr().err
-    assert_same_run(tmp_path / "out", trained)
+    assert_same_run(out, trained)
 
 
 @pytest.mark.parametrize(
@@ -282,12 +275,12 @@ def test_a_state_is_used_where_nothing_that_decides_changed(
         (project / changed).parent.mkdir(exist_ok=True)
         (project / changed).write_text("after")
     begun = at_update(monkeypatch, 0, die)
-    train(run, data, tmp_path / "out", tmp_path / "resume")
+    out = train_in(tmp_path, data, run)
     assert begun[0] == begins
     is_refused = "is not used (other code, data, execution" in capsys.readouterr().err
     assert is_refused == (begins == 1 and changed != "specification")
     if (project / changed).exists():
-        assert_same_run(tmp_path / "out", trained)
+        assert_same_run(out, trained)
 
 
 def test_a_full_disk_is_one_line_and_costs_no_more_than_a_save(
@@ -306,20 +299,17 @@ def test_a_full_disk_is_one_line_and_costs_no_more_than_a_save(
     monkeypatch.setattr(checkpoint, "save_file", save_file)
     at_update(monkeypatch, 0, die)
     run = small_run(checkpoint_seconds=1e-9)
-    given = (run, data, tmp_path / "out", tmp_path / "resume")
-    assert "No space left" in refusal(lambda: train(*given), RunError)
+    assert "No space left" in refusal(lambda: train_in(tmp_path, data, run), RunError)
     begun = at_update(monkeypatch, 0, die)
-    train(*given)
+    assert_same_run(train_in(tmp_path, data, run), trained)
     assert begun == [3, 4, 5]
-    assert_same_run(tmp_path / "out", trained)
 
 
 # -- failures --------------------------------------------------------------------------------------
 def test_a_run_that_diverges_is_stopped_and_saves_no_broken_state(data, tmp_path) -> None:
     """Update 1 moves the weights out of FP32's range. The loss shows it in update 2."""
     run = small_run(learning_rate=1e38, checkpoint_seconds=1e-9)
-    given = (run, data, tmp_path / "out", tmp_path / "resume")
-    message = refusal(lambda: train(*given), RunError)
+    message = refusal(lambda: train_in(tmp_path, data, run), RunError)
     assert "at update 2" in message and "learning_rate" in message
     assert not (tmp_path / "out").exists()
     assert not list((tmp_path / "resume").rglob("*.safetensors"))
@@ -327,32 +317,27 @@ def test_a_run_that_diverges_is_stopped_and_saves_no_broken_state(data, tmp_path
 
 def test_a_flow_that_diverges_before_the_loss_is_a_divergence(data, tmp_path) -> None:
     run = small_run(learning_rate=1e5, divergence="record")
-    train(run, data, tmp_path / "out", tmp_path / "resume")
-    (row,) = records.read(tmp_path / "out" / "run.parquet", "runs").to_dict("records")
-    assert math.isnan(row["final_nll"])
+    assert math.isnan(row_of(train_in(tmp_path, data, run))["final_nll"])
     # A split that is too short for the diagnostics is not a divergence.
     short = replace(run, flow_window=10_000)
-    assert "diagnostics read" in refusal(lambda: train(short, data, tmp_path / "s", tmp_path / "t"))
+    assert "diagnostics read" in refusal(lambda: train_in(tmp_path, data, short))
     failing = replace(run, divergence="fail")
-    message = refusal(lambda: train(failing, data, tmp_path / "o", tmp_path / "r"), RunError)
+    message = refusal(lambda: train_in(tmp_path, data, failing), RunError)
     assert "the flow of layer 0 is not finite" in message and "learning_rate" in message
 
 
 def test_a_divergence_is_recorded_where_the_campaign_counts_them(data, tmp_path) -> None:
     run = small_run(learning_rate=1e38, divergence="record", probes=1, validations=1)
-    train(run, data, tmp_path / "out", tmp_path / "resume")
-    (row,) = records.read(tmp_path / "out" / "run.parquet", "runs").to_dict("records")
+    out = train_in(tmp_path, data, run)
+    row = row_of(out)
     assert math.isnan(row["final_nll"])
     assert (row["updates"], row["trained_tokens"], row["budget_tokens"]) == (1, 128, BUDGET)
-    weights, (_, losses, _) = read_run(tmp_path / "out")
+    weights, (_, losses, _) = read_run(out)
     assert len(losses) == 1 and not all(tensor.isfinite().all() for tensor in weights.values())
-
-    out = tmp_path / "out"
     message = refusal(lambda: diagnose(run, data, out / "model.safetensors", out), RunError)
     assert "the model diverged" in message
     none = replace(run, model=small_model("full", init_std=1e30))  # diverges before an update
-    train(none, data, tmp_path / "none", tmp_path / "resume")
-    (row,) = records.read(tmp_path / "none" / "run.parquet", "runs").to_dict("records")
+    row = row_of(train_in(tmp_path / "none", data, none))
     assert row["updates"] == row["epochs"] == 0 and math.isnan(row["tokens_per_second"])
     # Such a campaign plans no measurement of its checkpoints.
     assert tiny().measured(replace(run, divergence="fail")) and not tiny().measured(run)
@@ -375,16 +360,15 @@ def test_a_lost_or_huge_gradient_is_told(data, tmp_path, monkeypatch, gradient, 
         return build(model, *arguments)
 
     monkeypatch.setattr(engine, "build_optimizer", lost)
-    given = (small_run(), data, tmp_path / "out", tmp_path / "resume")
-    assert message in refusal(lambda: train(*given), RunError)
+    assert message in refusal(lambda: train_in(tmp_path, data, small_run()), RunError)
 
 
 def test_weights_that_only_the_last_update_breaks_are_no_result(data, tmp_path, monkeypatch):
     """A Linear model has no flow that would show it in the last probe."""
     last = lambda before, *_: math.inf if before == 4 * UPDATE else 1.0  # noqa: E731
     monkeypatch.setattr(engine, "wsd", last)
-    given = (small_run("linear"), data, tmp_path / "out", tmp_path / "resume")
-    assert "is not finite after the last update" in refusal(lambda: train(*given), RunError)
+    message = refusal(lambda: train_in(tmp_path, data, small_run("linear")), RunError)
+    assert "is not finite after the last update" in message
     assert not (tmp_path / "out").exists()
 
 
@@ -396,8 +380,8 @@ def test_two_processes_train_the_run_of_one_and_go_on_where_they_were_killed(
 
     The last update has one micro-batch, so the second process has none.
     """
-    changes, trained = {"checkpoint_seconds": 1e-9, "budget_tokens": 560}, tmp_path / "one"
-    train(small_run(budget_tokens=560), data, trained, tmp_path / "resume")
+    changes = {"checkpoint_seconds": 1e-9, "budget_tokens": 560}
+    trained = train_in(tmp_path / "one", data, small_run(budget_tokens=560))
     killed = start(tmp_path, data, processes=2, changes=changes, dies=4)
     killed.communicate(timeout=180)
     assert killed.returncode != 0 and not (tmp_path / "out").exists()
