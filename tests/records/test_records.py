@@ -128,14 +128,14 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
 FORK = multiprocessing.get_context("fork")
 
 
-def _killed_while_writing(path: Path) -> None:
-    os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # the worst moment
-    write(path, "losses", 9)
-
-
 def test_a_killed_writer_leaves_the_old_file(tmp_path: Path) -> None:
     path = write(tmp_path / "losses.parquet", "losses", 3)
-    process = FORK.Process(target=_killed_while_writing, args=(path,))
+
+    def die_while_writing() -> None:
+        os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # the worst moment
+        write(path, "losses", 9)
+
+    process = FORK.Process(target=die_while_writing)
     process.start()
     process.join(60)
     assert process.exitcode == -signal.SIGKILL
@@ -144,15 +144,14 @@ def test_a_killed_writer_leaves_the_old_file(tmp_path: Path) -> None:
     assert len(records.load(tmp_path)["losses"]) == 5
 
 
-def _write_often(path: Path, count: int) -> None:
-    rows = rows_of("losses", count)
-    for _ in range(15):
-        records.write(path, "losses", rows)
-
-
 def test_two_writers_of_one_file_leave_one_of_theirs_whole(tmp_path: Path) -> None:
     path = write(tmp_path / "losses.parquet", "losses", 10)
-    writers = [FORK.Process(target=_write_often, args=(path, n)) for n in (10, 1000)]
+
+    def write_often(rows: list[dict]) -> None:
+        for _ in range(15):
+            records.write(path, "losses", rows)
+
+    writers = [FORK.Process(target=write_often, args=[rows_of("losses", n)]) for n in (10, 1000)]
     for each in writers:
         each.start()
     while any(each.is_alive() for each in writers):
@@ -161,15 +160,15 @@ def test_two_writers_of_one_file_leave_one_of_theirs_whole(tmp_path: Path) -> No
     assert [each.name for each in tmp_path.iterdir()] == ["losses.parquet"]
 
 
-def _hold(path: Path, ready) -> None:
-    with records.held(path, "run x"):
-        ready.set()
-        time.sleep(60)
-
-
 def test_one_process_at_a_time(tmp_path: Path) -> None:
     lock, ready = tmp_path / "work" / "x.lock", FORK.Event()
-    other = FORK.Process(target=_hold, args=(lock, ready))
+
+    def hold() -> None:
+        with records.held(lock, "run x"):
+            ready.set()
+            time.sleep(60)
+
+    other = FORK.Process(target=hold)
     other.start()
     assert ready.wait(30)
     message = refusal(records.held(lock, "run x").__enter__, RunError)

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
@@ -144,48 +145,43 @@ def test_texts_of_the_users_own_are_read_or_refused_before_the_first_job(copy: P
     assert f"replace 1 that finished with another text or other keys:\n  {RUN}" in output
 
 
-def test_a_killed_campaign_goes_on(copy: Path) -> None:
-    """tests/train checks that the result has the same bits."""
-    choice = (*TINY, "variants=full", "vary=budget_tokens=20000 checkpoint_seconds=0.1")
-    name = "10M-mini/budget_tokens=20000+checkpoint_seconds=0.1/full/42"
-    target = f"results/tiny/runs/{name}/run.parquet"
-    command = [sys.executable, "-m", "snakemake", *choice, "--", target]
+def killed_once(there: str, kill: Callable, copy: Path, *arguments: str) -> None:
+    """Start Snakemake, kill it once a file of this pattern is there, and unlock its folder."""
+    command = [sys.executable, "-m", "snakemake", *arguments]
     environment = {**os.environ, "PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1"}
     with (copy / "killed.log").open("w") as log:
-        killed = subprocess.Popen(
-            command, cwd=copy, env=environment, stdout=log, stderr=log, start_new_session=True
-        )
+        streams = {"stdout": log, "stderr": log, "start_new_session": True}
+        process = subprocess.Popen(command, cwd=copy, env=environment, **streams)
     try:
         deadline = time.monotonic() + 120
-        while not list((copy / "results/tiny/work").glob("*.safetensors")):
-            assert killed.poll() is None and time.monotonic() < deadline
+        while not list((copy / "results/tiny").glob(there)):
+            assert process.poll() is None and time.monotonic() < deadline
             time.sleep(0.02)
     finally:
-        os.killpg(killed.pid, signal.SIGKILL)
-        killed.wait()
+        kill(process.pid, signal.SIGKILL)
+        process.wait()
+    snakemake(copy, *arguments[: arguments.index("--")], "--unlock")
+
+
+def test_a_killed_campaign_goes_on(copy: Path) -> None:
+    """tests/train checks that the result has the same bits."""
+    name = "10M-mini/budget_tokens=20000+checkpoint_seconds=0.1/full/42"
+    target = f"results/tiny/runs/{name}/run.parquet"
+    choice = ("variants=full", "vary=budget_tokens=20000 checkpoint_seconds=0.1", "--", target)
+    killed_once("work/*.safetensors", os.killpg, copy, *TINY, *choice)
     assert not (copy / target).exists()
-    snakemake(copy, *choice, "--unlock")
-    snakemake(copy, *choice, "--", target)
+    snakemake(copy, *TINY, *choice)
     assert "continues at update" in (copy / f"results/tiny/logs/train/{name}.log").read_text()
     assert records.read(copy / target, "runs")["trained_tokens"].tolist() == [20_000]
 
 
 def test_a_run_that_outlives_its_snakemake_is_kept(copy: Path) -> None:
     name = "10M-mini/gradient_clip=0.5/full/42"
-    target = copy / f"results/tiny/runs/{name}/run.parquet"
-    choice = (*TINY, "variants=full", "vary=gradient_clip=0.5")
-    command = [sys.executable, "-m", "snakemake", *choice, "--", str(target.relative_to(copy))]
-    environment = {**os.environ, "PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1"}
-    with (copy / "killed.log").open("w") as log:
-        killed = subprocess.Popen(command, cwd=copy, env=environment, stdout=log, stderr=log)
+    target = f"results/tiny/runs/{name}/run.parquet"
+    choice = ("variants=full", "vary=gradient_clip=0.5", "--", target)
+    killed_once(f"logs/train/{name}.log", os.kill, copy, *TINY, *choice)
     deadline = time.monotonic() + 120
-    while not (copy / f"results/tiny/logs/train/{name}.log").exists():
-        assert killed.poll() is None and time.monotonic() < deadline
-        time.sleep(0.02)
-    killed.kill()
-    killed.wait()
-    while not target.exists():
+    while not (copy / target).exists():
         assert time.monotonic() < deadline
         time.sleep(0.1)
-    snakemake(copy, *choice, "--unlock")
-    assert planned_jobs(copy, *command[3:]) == {}
+    assert planned_jobs(copy, *TINY, *choice) == {}
