@@ -39,9 +39,13 @@ def runs_at(rates, seeds, nll, scale="10M"):
     return pd.DataFrame(rows)
 
 
-def test_a_quadratic_gives_its_minimum():
-    runs = runs_at(RATES, (1, 2, 3, 4), lambda rate, _: 3 + np.log(rate / 1.2e-3) ** 2)
-    assert fair.best_rate(runs) == (pytest.approx(1.2e-3), pytest.approx(3))
+@pytest.mark.parametrize(
+    ("scale", "rates", "seeds", "best"),
+    [("10M", RATES, (1, 2, 3, 4), 1.2e-3), ("30M", RATES[1:4], [142], 1.1e-3)],
+)
+def test_a_quadratic_gives_its_minimum(scale, rates, seeds, best):
+    runs = runs_at(rates, seeds, lambda rate, _: 3 + np.log(rate / best) ** 2, scale)
+    assert fair.best_rate(runs) == (pytest.approx(best), pytest.approx(3))
 
 
 def test_the_minimum_stays_between_the_neighbours():
@@ -51,15 +55,10 @@ def test_the_minimum_stays_between_the_neighbours():
     assert RATES[2] <= rate <= RATES[4]
 
 
-def test_at_30m_three_rates_of_one_seed_give_the_minimum():
-    def nll(rate, _):
-        return 3 + np.log(rate / 1.1e-3) ** 2
-
-    rate, _ = fair.best_rate(runs_at(RATES[1:4], [142], nll, "30M"))
-    assert rate == pytest.approx(1.1e-3)
-    for edge in (RATES[:2], RATES[2:]):  # the best rate is the highest or the lowest
-        runs = runs_at(edge, [142], nll, "30M")
-        assert "try the next one" in refusal(partial(fair.best_rate, runs))
+@pytest.mark.parametrize("edge", [RATES[:2], RATES[2:]])
+def test_a_best_rate_that_is_the_highest_or_the_lowest_is_refused(edge):
+    runs = runs_at(edge, [142], lambda rate, _: 3 + np.log(rate / 1.1e-3) ** 2, "30M")
+    assert "try the next one" in refusal(partial(fair.best_rate, runs))
 
 
 def fair_runs(deviation=0.001, primary=20, **shifts):
