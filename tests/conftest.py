@@ -2,6 +2,7 @@
 
 import gc
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -64,6 +65,12 @@ def refusal(action: Callable[[], object], kind: type[Exception] | None = None) -
     message = str(caught.value)
     assert message and "\n" not in message
     return message
+
+
+def code_blocks(page: Path, language: str) -> list[str]:
+    """The blocks of code in a page, a language's name after their three backquotes."""
+    text = page.read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.M | re.S)
 
 
 def copy_project(target: Path) -> Path:

@@ -1,14 +1,13 @@
 """`pip install .`: the wheel works without the pipeline's packages."""
 
 import os
-import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, code_blocks
 
 # Packages of the extras that PyTorch does not need itself.
 EXTRAS = ("snakemake", "numpy", "pandas", "pyarrow", "datasets", "tokenizers", "safetensors")
@@ -46,8 +45,8 @@ def test_the_wheel_holds_every_module_and_table(packages: Path) -> None:
 
 def test_the_pages_examples_run_outside_the_clone(packages: Path, tmp_path: Path) -> None:
     """All examples except those for transformers, which needs an extra."""
-    pages = ((ROOT / page).read_text(encoding="utf-8") for page in ("README.md", "docs/library.md"))
-    blocks = [b for page in pages for b in re.findall(r"^```python\n(.*?)^```$", page, re.S | re.M)]
+    pages = (ROOT / "README.md", ROOT / "docs/library.md")
+    blocks = (block for page in pages for block in code_blocks(page, "python"))
     examples = "\n".join(b for b in blocks if "relation.hf" not in b and "llama" not in b)
     assert "read_flow" in examples and "generate_batch" in examples
     check = f"""
