@@ -71,13 +71,18 @@ def test_sampling_that_means_nothing_is_refused(values):
     assert next(iter(values)) in refusal(lambda: Sampling(**values))
 
 
+def greedy_texts(model: Decoder, count: int) -> tuple[list, int, list]:
+    """The full forward's continuations, a token of one of them, and all without it and its rest."""
+    texts = [greedy(model, prompt, count) for prompt in PROMPTS]
+    stop = texts[1][(count - 1) // 2]
+    return texts, stop, [text[: text.index(stop)] if stop in text else text for text in texts]
+
+
 @pytest.mark.parametrize("variant", ["mha", "exchange-only", "raw-x", "hybrid"])
 def test_a_batch_continues_each_prompt_as_if_alone(variant):
     model = stirred(variant)
-    texts = [greedy(model, prompt, 12) for prompt in PROMPTS]
+    texts, stop, cut = greedy_texts(model, 12)
     assert generate_batch(model, PROMPTS, 12, GREEDY) == texts
-    stop = texts[1][5]
-    cut = [text[: text.index(stop)] if stop in text else text for text in texts]
     assert generate_batch(model, PROMPTS, 12, GREEDY, stop) == cut
 
 
@@ -196,10 +201,8 @@ def check_texts(variant: str, device: str, count: int, **changes) -> None:
     """Check that greedy texts of a batch, also with a stop token, equal the full forward's."""
     model = prepared_model(variant, device, **changes)
     assert why_plain(model, torch.float32) is None
-    texts = [greedy(model, prompt, count) for prompt in PROMPTS]
+    texts, stop, cut = greedy_texts(model, count)
     assert generate_batch(model, PROMPTS, count, GREEDY) == texts
-    stop = texts[1][count // 2]
-    cut = [text[: text.index(stop)] if stop in text else text for text in texts]
     # With capacity for four tokens, the state grows several times.
     state = model.decode_state(capacity=4)
     steps = list(continuations(model, PROMPTS, count, GREEDY, stop, state))

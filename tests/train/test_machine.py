@@ -9,23 +9,18 @@ from conftest import refusal
 from relation import machine
 
 
-@pytest.fixture
-def gpus(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
-    """Pretend to have two GPUs, with locks in a folder of the test."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(
-        torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid=f"gpu-{index}")
-    )
-    monkeypatch.setattr(machine.tempfile, "gettempdir", lambda: str(tmp_path))
+def test_a_gpu_belongs_to_one_job_or_to_as_many_as_share_it(monkeypatch, tmp_path) -> None:
+    """This machine pretends to have two GPUs, with locks in a folder of the test."""
 
     def busy(seconds: float) -> None:
         raise TimeoutError("a job would wait")
 
+    properties = lambda index: SimpleNamespace(uuid=f"gpu-{index}")  # noqa: E731
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
+    monkeypatch.setattr(machine.tempfile, "gettempdir", lambda: str(tmp_path))
     monkeypatch.setattr(machine.time, "sleep", busy)
-
-
-def test_a_gpu_belongs_to_one_job_or_to_as_many_as_share_it(gpus) -> None:
     with machine.gpu_lock() as one, machine.gpu_lock() as other:
         assert (one, other) == ([0], [1])
         with pytest.raises(TimeoutError), machine.gpu_lock():
