@@ -20,11 +20,6 @@ RATES = [1e-3 * 2 ** (k / 2) for k in range(-2, 3)]
 BUDGET = 150_000_000
 
 
-def no_probes(*rows):
-    names = ("scale", "variation", "variant", "seed", "update", "metric", "value", "tokens")
-    return pd.DataFrame(rows, columns=names).astype({"value": float, "seed": int})
-
-
 def run(variant, seed, nll, variation="tuned", scale="10M", rate=1e-3):
     fields = {"parameters": 10_000_000, "validation_tokens": 100, "validation_characters": 400}
     fields |= {"corpus_fingerprint": "x", "vocabulary": 4096, "hash": "unplanned"}
@@ -141,11 +136,6 @@ def test_a_verdict_is_taken_at_five_percent(p, within, words):
     assert fair.verdict(SimpleNamespace(p=p, within=within, comparison=lower)) == words
 
 
-def no_steps(*rows):
-    names = ("benchmark", "scale", "variant", "backend", "status", "hash", "alone", "samples")
-    return pd.DataFrame(rows, columns=[*names, "tokens_per_second"])
-
-
 def curves(**late):
     """Validation NLL of 16 seeds by tokens. MHA has 4, 3, 2; late: each arm's distances to it."""
     rows = [
@@ -154,7 +144,8 @@ def curves(**late):
         for seed in range(200, 216)
         for at, mha, apart in zip((0.2, 0.5, 1.0), (4, 3, 2), shares, strict=True)
     ]  # fmt: skip
-    return no_probes(*rows)
+    names = ("scale", "variation", "variant", "seed", "update", "metric", "value", "tokens")
+    return pd.DataFrame(rows, columns=names)
 
 
 def test_the_share_of_the_final_difference_that_is_there_early_on_each_horizon(tmp_path):
@@ -172,11 +163,11 @@ def test_the_share_of_the_final_difference_that_is_there_early_on_each_horizon(t
 
 
 def test_an_arm_has_its_speed_and_the_time_to_mhas_loss():
-    key = ("matched", "10M")
-    steps = no_steps(
-        (*key, "mha", "cudnn", "PASS", "a", False, [100.0] * 8, 1e6),
-        (*key, "full", "flash", "PASS", "a", False, [90.0] * 8, 0.9e6),
-    )
+    steps = pd.DataFrame({
+        "benchmark": "matched", "scale": "10M", "variant": ["mha", "full"],
+        "backend": ["cudnn", "flash"], "status": "PASS", "hash": "a", "alone": False,
+        "samples": [[100.0] * 8, [90.0] * 8], "tokens_per_second": [1e6, 0.9e6],
+    })  # fmt: skip
     runs = fair_runs(full=-0.05).query("variant in ('mha', 'full')")
     table = study.arm_table(runs, curves(full=(0, 0, -1.0)), steps).set_index("variant")
     assert table.loc["MHA", "GPU minutes"] == "2.50"  # 150M tokens at 1M tok/s
