@@ -12,16 +12,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-COPIED = (
-    "Snakefile",
-    "config.yaml",
-    "config",
-    "workflow",
-    "profiles",
-    "relation",
-    "kernels",
-    "report",
-)
+COPIED = ("Snakefile", "config.yaml", "config", "workflow", "profiles")
+COPIED += ("relation", "kernels", "report")
 _ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
 
 

@@ -4,7 +4,6 @@ import hashlib
 import math
 import os
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -40,19 +39,10 @@ def as_parquet(path: Path, texts: list[str]) -> None:
 
 
 def data_of(path: Path | None, **changes) -> Data:
-    data = Data(
-        campaign="tests",
-        corpus="c",
-        title="C",
-        path=path and str(path),
-        source=None,
-        fingerprint=None,
-        vocabulary=300,
-        largest_context=32,
-        tokenizer_characters=9000,
-        validation_modulus=5,
-    )
-    return replace(data, **changes)
+    given = {"campaign": "tests", "corpus": "c", "title": "C", "path": path and str(path)}
+    given |= {"source": None, "fingerprint": None, "vocabulary": 300, "largest_context": 32}
+    given |= {"tokenizer_characters": 9000, "validation_modulus": 5}
+    return Data(**given | changes)
 
 
 def hub(folder: Path, train: list[str], validation: list[str]) -> dict:
