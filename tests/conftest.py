@@ -48,6 +48,14 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a prepared corpus, which tests must not change."""
+    from training import write_corpus
+
+    return write_corpus(tmp_path_factory.mktemp("corpus") / "data")
+
+
 def refusal(action: Callable[[], object], kind: type[Exception] | None = None) -> str:
     """Return the one-line message of the InputError, or `kind`, that an action raises."""
     from relation.errors import InputError

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import refusal
-from training import CPU, small_model, small_run, write_corpus
+from training import CPU, small_model, small_run
 
 from relation import records
 from relation.data.windows import document_mask, open_tokens
@@ -19,11 +19,6 @@ from relation.train.checkpoint import load_model, save_model
 
 # A map with 64 blocks per side then has blocks of one token and of two tokens.
 LENGTHS = {"flow_sequences": 3, "flow_window": 70, "flow_length": 70, "rank_length": 12}
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_corpus(tmp_path_factory.mktemp("corpus") / "data")
 
 
 def saved_model(folder: Path, variant: str, layers: int = 2) -> Decoder:

@@ -61,11 +61,6 @@ def regenerate(kept: dict[str, list[dict]]) -> None:
                     writer.writerow({"variant": variant, "update": row["update"], **readings})
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_corpus(tmp_path_factory.mktemp("golden") / "data")
-
-
 @pytest.mark.parametrize(
     ("variant", "backends"),
     [*((v, REFERENCE) for v in VARIANTS), *((v, FAST) for v in ("mha", "full", "hybrid"))],

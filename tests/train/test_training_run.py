@@ -43,11 +43,6 @@ BUDGET, UPDATES = 600, 5
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_corpus(tmp_path_factory.mktemp("corpus") / "data")
-
-
-@pytest.fixture(scope="module")
 def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The output of a Full Relation run without interruptions."""
     out = train_in(tmp_path_factory.mktemp("trained"), data, small_run())
