@@ -41,17 +41,19 @@ SHARED_MEMORY = {
 }
 
 
-class Resources(NamedTuple):
-    """Bytes of stack per thread (spills), and of shared memory per program."""
+def assert_sound(
+    name: str, compiled, architecture: str, stack: int | None, stores=False, programs: int = 1
+) -> None:
+    """Check a kernel's memory, and on Hopper that it has no faults.
 
-    stack: int
-    shared: int
-
-
-def resources_of(compiled) -> Resources:
-    listed = _read_cubin(compiled, "--dump-resource-usage")
-    stack = int(re.search(r"STACK:(\d+)", listed)[1])
-    return Resources(stack, compiled.metadata.shared)
+    stack: the most bytes per thread, by spills (None: any number). programs: how many must fit a
+    multiprocessor's shared memory. stores: see `faults_of`.
+    """
+    assert programs * compiled.metadata.shared <= SHARED_MEMORY[architecture], name
+    if stack is not None:
+        used = re.search(r"STACK:(\d+)", _read_cubin(compiled, "--dump-resource-usage"))
+        assert int(used[1]) <= stack, name
+    assert architecture != "sm_90" or faults_of(compiled, stores) == [], name
 
 
 def has_products(compiled) -> bool:
@@ -96,7 +98,7 @@ def dropped_variables() -> Iterator[set[str]]:
         yield dropped
 
 
-def faults_of(compiled, stores: bool = True) -> list[str]:
+def faults_of(compiled, stores: bool) -> list[str]:
     """Return a line per fault on Hopper that a kernel has. A kernel without products has none.
 
     Without `stores` only copies count as writes, because a change of a tile's layout also stores it

@@ -12,11 +12,10 @@ import torch
 from interpreter import INTERPRETED
 from machine_code import (
     SHARED_MEMORY,
+    assert_sound,
     dropped_variables,
-    faults_of,
     has_products,
     overwritten_factors,
-    resources_of,
     serialises_products,
     unfenced_products,
     unset_uniforms,
@@ -153,14 +152,6 @@ def test_a_loop_that_drops_a_variable_is_found(kernel, names, read_anew):
     assert dropped == names
 
 
-def assert_sound(name: str, kernel, architecture: str, stack: int | None, stores=False) -> None:
-    """Check that a kernel fits the architecture, spills little, and on Hopper has no faults."""
-    used = resources_of(kernel)
-    assert used.shared <= SHARED_MEMORY[architecture], name
-    assert stack is None or used.stack <= stack, name
-    assert architecture != "sm_90" or faults_of(kernel, stores) == [], name
-
-
 def call_flash(launches: Launches, documents=False, dtype=torch.bfloat16) -> None:
     """Launch a forward and backward call at the entry's widest head."""
     p1, p2, info, dy = torch.zeros(4, 1, 130, 2, launches.widest, dtype=dtype).transpose(2, 3)
@@ -251,7 +242,7 @@ def test_flash_relations_launches(architecture, dtype, launches):
                     launch = launches.gluon[name.removeprefix("hopper_").removesuffix("_kernel")]
                     assert not serialises_products(kernel), name
                     # CUDA takes 1 KiB per program. Three warps of the producer's warp group idle.
-                    shared = launch.programs * (resources_of(kernel).shared + 1024)
+                    shared = launch.programs * (kernel.metadata.shared + 1024)
                     assert shared <= SHARED_MEMORY["sm_90"] + 1024
                     threads = launch.programs * (launch.groups + 1) * 4 * 32
                     assert threads * launch.registers <= 65_536
