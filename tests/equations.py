@@ -1,6 +1,5 @@
 """The paper's equations written out in float64, and the allowed error of a result."""
 
-import itertools
 import math
 from collections.abc import Iterable
 
@@ -43,35 +42,19 @@ def differentiate(operator, inputs: Iterable[Tensor], *dy: Tensor, **options) ->
     return (*(x.detach() for x in outputs), *torch.autograd.grad(outputs, leaves, dy))
 
 
-def sigmoid(u: float) -> float:
-    return 0.5 * (1 + math.tanh(u / 2))
-
-
-def flow_rows(
-    p1: Tensor,
-    p2: Tensor,
-    lam: float,
-    tau: float = TAU,
-    rows: Iterable[int] | None = None,
-    silu: bool = True,
-) -> Tensor:
-    """Return F of Section 3.1, entry by entry, (B, H, rows, T). rows: which i, from 1; all if None.
+def flow_rows(p1: Tensor, p2: Tensor, lam: float, tau: float = TAU, silu: bool = True) -> Tensor:
+    """Return F of Section 3.1, row by row, (B, H, T, T).
 
     Without SiLU, Exchange is U itself: MHA with Relation's count and Self.
     """
     B, H, T, D = p1.shape
-    rows = list(rows or range(1, T + 1))
-    R = torch.full((B, H, len(rows), T), -torch.inf, dtype=torch.float64)
-    for b, h in itertools.product(range(B), range(H)):
-        first, second = p1[b, h].tolist(), p2[b, h].tolist()
-        for k, i in enumerate(rows):
-            for j in range(1, i + 1):
-                pairs = zip(first[i - 1], second[j - 1], strict=True)
-                U = sum(x * y for x, y in pairs) / math.sqrt(D)
-                past = (U * sigmoid(U) if silu else U) - lam * math.log(i)
-                R[b, h, k, j - 1] = sigmoid(U / tau) if j == i else past
-    weight = (R - R.amax(-1, keepdim=True)).exp()
-    return weight / weight.sum(-1, keepdim=True)
+    flow = torch.zeros(B, H, T, T, dtype=torch.float64)
+    for i in range(1, T + 1):
+        U = (p1[:, :, i - 1, None] * p2[:, :, :i]).sum(-1) / math.sqrt(D)  # j from 1 to i
+        R = (U * torch.sigmoid(U) if silu else U) - lam * math.log(i)
+        R[..., -1] = torch.sigmoid(U[..., -1] / tau)
+        flow[:, :, i - 1, :i] = R.softmax(-1)
+    return flow
 
 
 def expanded_sum(p1, p2, info, g, tau: float, C0: Tensor) -> tuple[Tensor, Tensor]:
