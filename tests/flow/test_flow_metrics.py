@@ -34,36 +34,26 @@ SPECTRA = ([3, 1], [3, 3, 1, 1], [1] * 512, [5], [0, 0], [0] * 4, [1e-12] * 4, [
 MATRICES = FLOWS | {f"diagonal {n}": np.diag(np.double(each)) for n, each in enumerate(SPECTRA)}
 
 
-def defined_conditional(flow: np.ndarray, counts) -> float:
-    """Mean over all rows of the mass pi^E on the pairs (i, j) with `counts(i, j)`."""
-    total = 0.0
-    for i in range(len(flow)):
-        g = math.fsum(flow[i, j] for j in range(i))
-        # A row without historical mass counts as zero.
-        total += math.fsum(flow[i, j] / g for j in range(i) if counts(i, j)) if g > 0 else 0.0
-    return total / len(flow)
-
-
 def defined_flow_metrics(flow: np.ndarray) -> dict[str, float]:
     """Self, Exchange, distance and sink metrics of one (T, T) flow."""
-    T = len(flow)
-    own = math.fsum(flow[i, i] for i in range(T)) / T
-    others = math.fsum(flow[i, j] for i in range(T) for j in range(i)) / T
-    parts, far = {"eighth": 8, "quarter": 4, "half": 2}, lambda d: lambda i, j: i - j > d
-    beyond = {f"beyond_{n}": defined_conditional(flow, far(T // p)) for n, p in parts.items()}
-    sinks = {f"sink_{k}": defined_conditional(flow, lambda _, j, k=k: j < k) for k in SINKS}
-    return {"self_flow": own, "exchange_flow": others, **beyond, **sinks}
+    T, (i, j) = len(flow), np.indices(flow.shape)
+    past = np.tril(flow, -1)
+    g = past.sum(1, keepdims=True)
+    # A row without historical mass counts as zero.
+    share = np.divide(past, g, out=np.zeros_like(past), where=g > 0)  # pi^E
+    parts = {"eighth": 8, "quarter": 4, "half": 2}
+    beyond = {f"beyond_{name}": share[i - j > T // p].sum() / T for name, p in parts.items()}
+    sinks = {f"sink_{k}": share[:, :k].sum() / T for k in SINKS}
+    return {"self_flow": np.trace(flow) / T, "exchange_flow": past.sum() / T, **beyond, **sinks}
 
 
-def defined_rank_metrics(sigma) -> dict[str, float]:
+def defined_rank_metrics(sigma: np.ndarray) -> dict[str, float]:
     """The spectrum metrics of descending singular values in float64, with the paper's clamps."""
-    sigma = [float(s) for s in sigma]
-    total = max(math.fsum(sigma), FLOOR)
-    p = [max(s / total, FLOOR) for s in sigma]
-    squares = [s * s for s in sigma]
-    E = max(math.fsum(squares), FLOOR)
+    p = np.maximum(sigma / max(sigma.sum(), FLOOR), FLOOR)
+    squares = sigma**2
+    E = max(squares.sum(), FLOOR)
     return {
-        "effective_rank": math.exp(-math.fsum(q * math.log(q) for q in p)),
+        "effective_rank": np.exp(-(p * np.log(p)).sum()),
         "stable_rank": E / max(squares[0], FLOOR),
         "top_singular_energy": squares[0] / E,
         "dims_90": defined_dims(squares, E, 0.90),
@@ -71,7 +61,7 @@ def defined_rank_metrics(sigma) -> dict[str, float]:
     }
 
 
-def defined_dims(squares: list[float], E: float, eta: float) -> int:
+def defined_dims(squares: np.ndarray, E: float, eta: float) -> int:
     """min {r : the first r squares hold eta of E}; all r if rounding keeps the sum below."""
     held = (r for r in range(1, len(squares) + 1) if math.fsum(squares[:r]) / E >= eta)
     return next(held, len(squares))
@@ -96,7 +86,7 @@ def test_spectrum_metrics_come_from_fp32_singular_values(flow, dtype) -> None:
     assert sigma.dtype == torch.float32
     assert np.abs(sigma.numpy() - exact).max() <= 2**-23 * exact[0]
     actual = metrics.read_spectrum(given[None, None]).values
-    expected = defined_rank_metrics(sigma)
+    expected = defined_rank_metrics(sigma.double().numpy())
     assert actual.keys() == expected.keys()
     for name, value in expected.items():
         assert actual[name].item() == pytest.approx(value, rel=1e-12), name

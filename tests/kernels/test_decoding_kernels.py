@@ -32,11 +32,9 @@ def tables(width: int, device="cpu") -> tuple[Tensor, Tensor]:
     return rope_angles(torch.arange(CAPACITY, device=device), width, 1e4)
 
 
-def placed(x: Tensor, length: int) -> Tensor:
-    """x (H, D) as (1, H, 1, D), rotated by RoPE to the position after `length` tokens."""
-    width = x.shape[-1]
-    cos, sin = rope_angles(torch.tensor([length], device=x.device), width, 1e4)
-    return apply_rope(x[None, :, None], cos, sin)
+def placed(x: Tensor, lengths: Tensor) -> Tensor:
+    """x (B, H, D) as (B, H, 1, D), rotated by RoPE to the position after `lengths` (B,) tokens."""
+    return apply_rope(x[:, :, None], *rope_angles(lengths[:, None], x.shape[-1], 1e4))
 
 
 class History:
@@ -58,25 +56,20 @@ class History:
 
     def step(self, relation: bool, own: bool, wide: bool) -> tuple[Tensor, Tensor]:
         """y (B, H D) and the new rows (2, B, H, D) by the operator; in float64 if `wide`."""
-        found, news = [], []
+        p1, p2, info = self.projected.split([HEADS, self.shared, self.shared], 1)
+        # RoPE rounds the coordinates, whether or not `wide` is set.
+        p1, p2 = (placed(x, self.lengths) for x in (p1, p2))
+        news, found = torch.stack((p2, info[:, :, None])), []
         for b, length in enumerate(LENGTHS):
-            # RoPE rounds the coordinates, whether or not `wide` is set.
-            parts = self.projected[b].split([HEADS, self.shared, self.shared])
-            p1, p2 = (placed(x, length) for x in parts[:2])
-            info = parts[2][None, :, None]
-            before = self.history[:, b : b + 1, :, :length]
-            # Only the operator's last row counts, so zeros stand in for the earlier queries.
-            rows = F.pad(p1, (0, 0, length, 0))
-            inputs = rows, torch.cat((before[0], p2), 2), torch.cat((before[1], info), 2)
-            inputs = tuple(x.double() if wide else x for x in inputs)
-            inputs = inputs[0], *(x.repeat_interleave(HEADS // self.shared, 1) for x in inputs[1:])
+            own_row = slice(b, b + 1)
+            history = torch.cat((self.history[:, own_row, :, :length], news[:, own_row]), 3)
+            inputs = [x.double() if wide else x for x in (p1[own_row], *history)]
             if relation:
-                y = ops.full_relation(*inputs, self.lam, 1.3, transport_self=own)
+                y = ops.full_relation_step(*inputs, self.lam, 1.3, transport_self=own)
             else:
-                y = ops.causal_attention(*inputs)
-            found.append(y[:, :, -1].flatten())
-            news.append(torch.stack((p2, info)).flatten(1, 3).view(2, self.shared, -1))
-        return torch.stack(found), torch.stack(news, 1)
+                y = ops.attention_step(*inputs)
+            found.append(y.flatten())
+        return torch.stack(found), news[..., 0, :]
 
     def token(self, relation: bool, own: bool, chained: bool = False) -> Tensor:
         given = (self.lam, 1.3, own) if relation else ()
@@ -115,20 +108,15 @@ class Linear:
     def step(self, wide: bool) -> tuple[Tensor, Tensor]:
         """y (B, H D) and C by the recurrence; in float64 if `wide`."""
         kind = torch.float64 if wide else self.projected.dtype
-        up, a, bias = self.retention
-        ys, states = [], []
-        for b, length in enumerate(self.lengths.tolist()):
-            p1, p2 = (placed(x, length).to(kind) for x in self.projected[b, :2])
-            info, inner = self.projected[b, 2].to(kind), self.projected[b, 3].to(kind)
-            raw = torch.einsum("hk,hjk->hj", inner, up.to(kind))
-            wider = torch.float64 if wide else torch.float32
-            raw, rate, base = raw.to(wider).flatten(), a.to(wider).exp(), bias.to(wider)
-            g = (-rate * F.softplus(raw + base)).view(1, HEADS, 1, -1)
-            C = self.state[b : b + 1].to(wider)
-            y, C = ops.linear_relation(p1, p2, info[None, :, None], g, 1.3, C)
-            ys.append(y.flatten())
-            states.append(C[0])
-        return torch.stack(ys), torch.stack(states)
+        up, *rates = self.retention
+        p1, p2 = (placed(self.projected[:, k], self.lengths).to(kind) for k in (0, 1))
+        info, inner = self.projected[:, 2:].to(kind).unbind(1)
+        raw = torch.einsum("bhk,hjk->bhj", inner, up.to(kind)).flatten(1)
+        wider = torch.promote_types(kind, torch.float32)
+        raw, a, bias, C = (x.to(wider) for x in (raw, *rates, self.state))
+        g = (-a.exp() * F.softplus(raw + bias)).view(*info.shape[:2], 1, -1)
+        y, C = ops.linear_relation(p1, p2, info[:, :, None], g, 1.3, C)
+        return y.flatten(1), C
 
     def token(self, chained: bool = False) -> Tensor:
         return decoding.linear_token(
