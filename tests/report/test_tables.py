@@ -50,21 +50,13 @@ def cells_of(name: str, made: Records) -> pd.DataFrame:
 
 def paper_runs() -> list[dict]:
     """Runs with the paper's final losses."""
-    pairs = [
-        run(s, v, seed, paper.number("app-nll", f"{s}/{seed}", v))
-        for s in SCALES
-        for v in ("mha", "full")
-        for seed in SEEDS
-    ]
-    ablations = [
-        run("10M", v, seed, paper.number("app-ablation", v, f"seed_{seed}"))
-        for v in ABLATIONS
-        for seed in SEEDS
-    ]
-    hybrids = [
-        run("30M", "hybrid", seed, paper.number("app-hybrid", str(seed), "nll")) for seed in SEEDS
-    ]
-    return pairs + ablations + hybrids
+    runs = []
+    for seed in SEEDS:
+        of = [(s, v, ("app-nll", f"{s}/{seed}", v)) for s in SCALES for v in ("mha", "full")]
+        of += [("10M", v, ("app-ablation", v, f"seed_{seed}")) for v in ABLATIONS]
+        of += [("30M", "hybrid", ("app-hybrid", str(seed), "nll"))]
+        runs += [run(scale, v, seed, paper.number(*cell)) for scale, v, cell in of]
+    return runs
 
 
 @pytest.mark.parametrize(
