@@ -91,15 +91,9 @@ def link_project(target: Path) -> None:
 def run_module(project: Path, module: str, *arguments: str) -> subprocess.CompletedProcess:
     """Run `python -m` in a project's folder; stdout holds both output streams."""
     variables = {**os.environ, **_ONE_THREAD, "PYTHONPATH": str(project)}
-    return subprocess.run(
-        [sys.executable, "-m", module, *arguments],
-        cwd=project,
-        env=variables,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    command = [sys.executable, "-m", module, *arguments]
+    return subprocess.run(command, cwd=project, env=variables, **pipes, text=True)
 
 
 def snakemake(project: Path, *arguments: str, check: bool = True) -> subprocess.CompletedProcess:

@@ -21,13 +21,9 @@ def run_interpreted(file: str) -> None:
     if triton.__version__.startswith("3.6.") and np.lib.NumpyVersion(np.__version__) >= "2.4.0":
         pytest.skip("Triton 3.6's interpreter cannot run a loop with NumPy 2.4 or newer")
     path = os.pathsep.join((str(TESTS), str(TESTS.parent), os.environ.get("PYTHONPATH", "")))
-    done = subprocess.run(
-        [sys.executable, __file__, file],
-        cwd=TESTS.parent,
-        env=os.environ | {"PYTHONPATH": path, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
+    variables = {"PYTHONPATH": path, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    options = {"cwd": TESTS.parent, "env": os.environ | variables, "capture_output": True}
+    done = subprocess.run([sys.executable, __file__, file], **options, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

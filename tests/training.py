@@ -57,18 +57,9 @@ def tiny() -> plan.Campaign:
 
 def small_run(variant: str = "full", **changes) -> Run:
     """A run of 4 updates of 128 tokens and a partial one."""
-    own = {
-        "campaign": "tests",
-        "scale": "10M",
-        "variant": variant,
-        "model": small_model(variant, init_std=0.0566),
-        "data": DATA,
-        "validations": 4,
-        "validation_tokens": 100,
-        "flow_sequences": 2,
-        "flow_window": 32,
-        "rank_length": 8,
-    }
+    own = {"campaign": "tests", "scale": "10M", "variant": variant, "data": DATA}
+    own |= {"model": small_model(variant, init_std=0.0566), "validations": 4}
+    own |= {"validation_tokens": 100, "flow_sequences": 2, "flow_window": 32, "rank_length": 8}
     return replace(tiny().run("10M-mini/base/full/42"), **own | changes)
 
 
@@ -148,12 +139,8 @@ def start(folder: Path, data: Path, processes: int = 1, **options) -> subprocess
     It writes into out/ and resume/ of `folder`. changes: to the specification; dies: the update in
     which SIGKILL kills it.
     """
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")]),
-        "OMP_NUM_THREADS": "1",
-        "TORCH_CPP_LOG_LEVEL": "ERROR",
-    }
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    variables = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
     command = [sys.executable]
     if processes > 1:
         # Some machines cannot resolve their own name.
@@ -161,7 +148,8 @@ def start(folder: Path, data: Path, processes: int = 1, **options) -> subprocess
         command += ["--nproc-per-node", str(processes)]
     command += [__file__, str(folder), str(data)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    return subprocess.Popen([*command, json.dumps(options)], env=environment, cwd=ROOT, **pipes)
+    command.append(json.dumps(options))
+    return subprocess.Popen(command, env=os.environ | variables, cwd=ROOT, **pipes)
 
 
 def _train_here(folder: Path, data: Path, options: dict) -> None:

@@ -22,13 +22,8 @@ from relation.errors import InputError, RunError
 from relation.jobs import hash_of
 
 KEY = {"campaign": "books", "scale": "10M", "variation": "nearest", "variant": "full", "seed": 42}
-ORIGIN = {
-    "hash": "a" * 16,
-    "commit": "c" * 40,
-    "device": "cpu",
-    "versions": "{}",
-    "created": "2026-11-27T00:00:00+00:00",
-}
+ORIGIN = {"hash": "a" * 16, "commit": "c" * 40, "device": "cpu", "versions": "{}"}
+ORIGIN |= {"created": "2026-11-27T00:00:00+00:00"}
 
 
 def example(of: pa.DataType, draw: np.random.Generator) -> object:
@@ -50,13 +45,9 @@ def example(of: pa.DataType, draw: np.random.Generator) -> object:
 
 def rows_of(kind: str, count: int = 2, **values: object) -> list[dict]:
     """Rows of a kind with a full key and origin. Values that are not given are random."""
-    draw = np.random.default_rng(7)
-    given = KEY | ORIGIN | values
+    draw, given, columns = np.random.default_rng(7), KEY | ORIGIN | values, records.KINDS[kind]
     return [
-        {
-            name: given[name] if name in given else example(of, draw)
-            for name, of in zip(records.KINDS[kind].names, records.KINDS[kind].types, strict=True)
-        }
+        {c.name: given[c.name] if c.name in given else example(c.type, draw) for c in columns}
         for _ in range(count)
     ]
 
