@@ -32,15 +32,9 @@ TIMES = ["seconds", "tokens_per_second", "median_tokens_per_second"]
 TIMES += ["created", "commit", "processes"]
 
 DATA = Data(
-    campaign="tests",
-    corpus="rule",
-    title="A rule with noise",
-    path=None,
-    source={"streams": []},
-    fingerprint="of the tests",
-    vocabulary=61,
-    largest_context=32,
-)
+    campaign="tests", corpus="rule", title="A rule with noise", path=None, source={"streams": []},
+    fingerprint="of the tests", vocabulary=61, largest_context=32,
+)  # fmt: skip
 
 
 def small_model(variant: str, **changes) -> ModelConfig:
