@@ -1,5 +1,7 @@
 """Relation in transformers: the decoder's numbers; saving, generation and training."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -38,10 +40,8 @@ def prompts() -> list[Tensor]:
 
 
 def left_padded(rows: list[Tensor]) -> dict[str, Tensor]:
-    width = max(map(len, rows))
-    ids = torch.stack([torch.nn.functional.pad(row, (width - len(row), 0)) for row in rows])
-    mask = torch.stack([torch.arange(width) >= width - len(row) for row in rows])
-    return {"input_ids": ids, "attention_mask": mask.long()}
+    pad = partial(torch.nn.utils.rnn.pad_sequence, batch_first=True, padding_side="left")
+    return {"input_ids": pad(rows), "attention_mask": pad([torch.ones_like(row) for row in rows])}
 
 
 def generated(model, rows: list[Tensor], **options) -> list[list[int]]:

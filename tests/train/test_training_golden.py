@@ -6,12 +6,12 @@ adds the curves of new variants to tests/golden/losses.csv, on one CPU thread in
 writes all curves again; use this only if the computation is meant to change.
 """
 
-import csv
 import sys
 import tempfile
 from functools import cache
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 from conftest import ROOT
@@ -26,39 +26,32 @@ REFERENCE = dict.fromkeys(("mha", "full", "calibrated"), "reference") | {"linear
 FAST = {"mha": "flash", "full": "tiled", "calibrated": "tiled", "linear": "chunked"}
 
 
-def curve(variant: str, backends: dict[str, str], data: Path, folder: Path) -> list[dict]:
+def curve(variant: str, backends: dict[str, str], data: Path, folder: Path) -> pd.DataFrame:
     """Seven updates and a partial one, so warm-up, plateau and decay all occur."""
     model = small_model(variant, init_std=0.1, scale_residual_init=True)
     changes = {"budget_tokens": 7 * UPDATE + 40, "learning_rate": 8e-3, "adam_eps": 1e-8}
     run = small_run(variant, model=model, backends=backends, **changes)
     losses = records.read(train_in(folder, data, run) / "losses.parquet", "losses")
-    return losses[["update", *READINGS]].to_dict("records")
+    return losses[["variant", "update", *READINGS]]
 
 
 @cache
-def golden() -> dict[str, list[dict]]:
+def golden() -> dict[str, pd.DataFrame]:
     """The pinned curve of each variant."""
-    curves: dict[str, list[dict]] = {}
-    with GOLDEN.open(encoding="utf-8", newline="") as file:
-        for row in csv.DictReader(file):
-            readings = {name: float(row[name]) for name in READINGS}
-            curves.setdefault(row["variant"], []).append({"update": int(row["update"]), **readings})
-    return curves
+    return dict(iter(pd.read_csv(GOLDEN).groupby("variant")))
 
 
-def regenerate(kept: dict[str, list[dict]]) -> None:
+def regenerate(kept: dict[str, pd.DataFrame]) -> None:
     """Write the kept curves, and new ones from this code with the operators' definitions."""
     torch.set_num_threads(1)
-    with GOLDEN.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, ("variant", "update", *READINGS), lineterminator="\n")
-        writer.writeheader()
-        for variant in VARIANTS:
-            with tempfile.TemporaryDirectory() as folder:
+    curves = []
+    for variant in VARIANTS:
+        with tempfile.TemporaryDirectory() as folder:
+            if variant not in kept:
                 data = write_corpus(Path(folder) / "data")
-                own = kept.get(variant) or curve(variant, REFERENCE, data, Path(folder))
-                for row in own:
-                    readings = {name: f"{row[name]:.9g}" for name in READINGS}
-                    writer.writerow({"variant": variant, "update": row["update"], **readings})
+                kept[variant] = curve(variant, REFERENCE, data, Path(folder))
+        curves.append(kept[variant])
+    pd.concat(curves).to_csv(GOLDEN, index=False, float_format="%.9g", lineterminator="\n")
 
 
 @pytest.mark.parametrize(
@@ -73,10 +66,9 @@ def test_a_run_gives_the_golden_losses(data, tmp_path, variant, backends) -> Non
     assert variant in golden(), "add its golden losses: docs/extending.md"
     actual, expected = curve(variant, backends, data, tmp_path), golden()[variant]
     rel = 5e-5 if variant == "full-qknorm" else 1e-5
-    assert [row["update"] for row in actual] == [row["update"] for row in expected]
+    assert actual["update"].tolist() == expected["update"].tolist()
     for name in READINGS:
-        pinned = [row[name] for row in expected]
-        assert [row[name] for row in actual] == pytest.approx(pinned, rel=rel)
+        assert actual[name].tolist() == pytest.approx(expected[name].tolist(), rel=rel)
 
 
 if __name__ == "__main__":
