@@ -17,16 +17,9 @@ from models import greedy, stirred
 
 from relation.errors import RunError
 from relation.nn import Decoder, Execution, ModelConfig, generate, replay, sampling
-from relation.nn.generate import (
-    BLOCK,
-    Sampling,
-    continuations,
-    generate_batch,
-    generate_tokens,
-    why_plain,
-)
-from relation.nn.replay import Places, Prepared
-from relation.nn.sampling import draw, next_token_probabilities
+from relation.nn.generate import BLOCK, continuations, generate_batch, generate_tokens
+from relation.nn.replay import Places, Prepared, why_plain
+from relation.nn.sampling import Sampling, draw, next_token_probabilities
 
 GREEDY = Sampling(temperature=0)
 PROMPTS = ([5, 2, 7, 1], [3], [9, 9, 4, 1, 0, 2, 8])

@@ -1,4 +1,4 @@
-"""Properties of every backend of an operator: causality, its dtype's error, any strides."""
+"""Backends of the operators: their errors are those of the dtype; the fastest is the default."""
 
 import importlib.util
 from collections.abc import Callable
