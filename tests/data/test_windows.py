@@ -50,6 +50,7 @@ def test_a_run_reads_epoch_after_epoch_from_any_position() -> None:
         (450_000_000, 2048, 3434, 15, 1152),
         (1_071_140_000, 4096, 8173, 5, 3232),
         (9, 8, 1, 2, 1),
+        (24, 8, 1, 3, 8),
     ],
 )
 def test_a_budget_ends_in_a_partial_update(budget, context, updates, windows, tokens) -> None:
