@@ -36,16 +36,18 @@ def _history_mask(p1: Tensor, documents: Documents | None):
     from torch.nn.attention.flex_attention import create_block_mask
 
     batch, length = p1.shape[0], p1.shape[2]
-    if documents is None:
-        return _row_mask(length, p1.device)
-    if documents not in _MASKS:
-        starts = documents.starts
+    # Autograd saves the mask, so one that an evaluation made must not be an inference tensor.
+    with torch.inference_mode(False):
+        if documents is None:
+            return _row_mask(length, p1.device)
+        if documents not in _MASKS:
+            starts = documents.starts
 
-        def history(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            return (j < i) & (j >= starts[b, i])
+            def history(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+                return (j < i) & (j >= starts[b, i])
 
-        _MASKS[documents] = create_block_mask(history, batch, None, length, length, p1.device)
-    return _MASKS[documents]
+            _MASKS[documents] = create_block_mask(history, batch, None, length, length, p1.device)
+        return _MASKS[documents]
 
 
 @lru_cache(maxsize=1)
