@@ -79,6 +79,7 @@ def why_plain(model: Decoder, dtype: torch.dtype) -> str | None:
             for m in model.modules()
             if not type(m).__module__.startswith("torch._dynamo.")  # torch.compile's wrapper
         ),
+        "biases": any(getattr(m, "bias", None) is not None for m in model.modules()),
     }.items():
         if used:
             return f"it has {part}, which the kernels do not support"

@@ -289,12 +289,15 @@ def test_a_model_without_kernels_is_named(variant, part):
     assert part in refusal(lambda: Prepared(prepared_model(variant), torch.float32))
 
 
-def test_adapters_and_hooks_are_not_passed_over():
+def test_adapters_hooks_and_biases_are_not_passed_over():
     adapter = peft.LoraConfig(target_modules=["w1"])
     model = peft.inject_adapter_in_model(adapter, prepared_model("full"))
     hooked = prepared_model("full")
     hooked.blocks[1].register_forward_hook(lambda *_: None)
     for each in (model, torch.compile(hooked)):
         assert "adapters or hooks" in why_plain(each, torch.float32)
+    biased = prepared_model("full")
+    biased.blocks[0].ffn.down = torch.nn.Linear(128, 64)
+    assert "biases" in why_plain(biased, torch.float32)
     compiled = torch.compile(prepared_model("full"))
     assert "adapters" not in (why_plain(compiled, torch.float32) or "")
