@@ -36,6 +36,8 @@ def _save(ctx, inputs, output) -> None:
 
 
 def _differentiate(ctx, dy, *_, launch=relation_backward):
+    if dy is None:  # whatever read Y passes no gradient on
+        return (None,) * 8
     *tensors, starts, ends = ctx.saved_tensors
     dp1, dp2, dinfo, dlam = launch(dy, *tensors, ctx.tau, ctx.transport_self, starts, ends)
     return dp1, dp2, dinfo, dlam.reshape(ctx.lam_shape), None, None, None, None

@@ -153,6 +153,28 @@ class TestInterpreted:
         with pytest.raises(RuntimeError, match=f"{operator}_backward"):
             (p1.sum() + dp1.sum()).backward()
 
+    @pytest.mark.parametrize("operator", ["flash_relation", "linear_relation"])
+    def test_a_result_whose_gradient_is_undefined(self, operator):
+        """As of a custom function that passes no gradient on."""
+
+        class Ignored(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, y):
+                return y.sum()
+
+            @staticmethod
+            def backward(ctx, dloss):
+                return None
+
+        p1, p2, info, g, *_ = draw(15, (1, 1, 2, 16), state=False)
+        p1.requires_grad_()
+        if operator == "linear_relation":
+            y, _ = kernels.linear_relation(p1, p2, info, g)
+        else:
+            y = kernels.flash_relation(p1, p2, info, torch.tensor(0.5))
+        (Ignored.apply(y) + p1.sum()).backward()
+        assert torch.equal(p1.grad, torch.ones_like(p1))
+
     def test_documents_start_empty(self):
         """Documents start inside chunks and at their ends, and some have one token."""
         p1, p2, info, g, _, dy, dfinal = draw(9, (2, 1, 37, 16), state=False)
