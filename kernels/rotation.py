@@ -45,7 +45,8 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, back: bool = False) -> Tensor:
     B, H, T, D = x.shape
     if x.stride(-1) != 1:
         x = x.contiguous()
-    cos, sin = cos.contiguous(), sin.contiguous()
+    # Expanded, because the definition broadcasts tables of one row or one position.
+    cos, sin = (table.expand((B, T, D)[-table.ndim :]).contiguous() for table in (cos, sin))
     out = empty_tokens(x, H)
     rows, width = B * T * H, next_power_of_2(D // 2)
     own = max(1, _NUMBERS // width)  # rows per program; a row is one head of one token

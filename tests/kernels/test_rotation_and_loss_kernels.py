@@ -78,6 +78,16 @@ class TestInterpreted:
                 assert_turned(found, x, cos, -sin if back else sin)
                 assert found.transpose(1, 2).is_contiguous()
 
+    def test_tables_of_one_row_and_of_one_position(self):
+        from relation.kernels.rotation import rotate
+
+        x = draw(3, 2, 5, 48, count=1)[0].float()
+        cos, sin = tables(1, 5, 48, True)
+        assert_turned(rotate(x, cos, sin), x, cos, sin)
+        assert_turned(rotate(x, cos[0, :1], sin[0, :1]), x, cos[0, :1], sin[0, :1])
+        with pytest.raises(RuntimeError, match="expanded size"):
+            rotate(x[:, :, :4], cos, sin)
+
     @pytest.mark.parametrize("vocabulary", [2, 300])
     def test_the_loss_of_every_vocabulary(self, vocabulary):
         assert_loss_exact(vocabulary, torch.float32)
