@@ -79,22 +79,18 @@ def launch_backward(
     launches = select_launches(p1.device, p1.element_size(), p1.shape[3])
     owned = {"p1": p1, "p2_info": p2}
     gluon = [chosen(name, launches, x, ends is not None) for name, x in owned.items()]
-    if gluon[0]:
-        dy, p1, p2, info = map(aligned, (dy, p1, p2, info))
+    tensors = [aligned(x) if gluon[0] else x for x in (p1, p2, info, y, dy)]
     with torch.cuda.device_of(p1):
-        given = p1, p2, info, aligned(y) if gluon[0] else y, dy
         if not gluon[0]:
             gradients = [empty_tokens(x, x.shape[1]) for x in (p1, p2, info)]
-            documents = gate_logit, log_norm, starts, ends
-            dlam = triton_backward.backward(
-                launches, *given, *documents, *gradients, tau, transport_self
-            )
-            return *gradients, dlam
+            given = *tensors, gate_logit, log_norm, starts, ends, *gradients
+            return *gradients, triton_backward.backward(launches, *given, tau, transport_self)
         from relation.kernels.flash_relation import hopper_launch
 
-        rows = aligned_rows(gate_logit), aligned_rows(log_norm), starts, ends
         gradients = [empty_aligned(x) for x in (p1, p2, info)]
-        dlam = hopper_launch.launch_backward(*gluon, *given, *rows, *gradients, tau, transport_self)
+        rows = aligned_rows(gate_logit), aligned_rows(log_norm)
+        given = *tensors, *rows, starts, ends, *gradients
+        dlam = hopper_launch.launch_backward(*gluon, *given, tau, transport_self)
     return *map(without_gaps, gradients), dlam
 
 
