@@ -297,8 +297,9 @@ class TestOnDevice:
         # More blocks than an H200 runs programs.
         assert_exact(draw(6, (1, 14, 2048, width), torch.bfloat16, "cuda"))
 
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
     @pytest.mark.parametrize("width", LARGE_WIDTHS)
-    def test_as_many_rows_as_have_launches_of_their_own_and_fewer(self, width):
+    def test_as_many_rows_as_have_launches_of_their_own_and_fewer(self, width, dtype):
         # 65,536 and 65,504 rows over all heads.
         for length in (2048, 2047):
-            assert_exact(draw(length, (8, 4, length, width), torch.bfloat16, "cuda"))
+            assert_exact(draw(length, (8, 4, length, width), dtype, "cuda"))
