@@ -197,8 +197,10 @@ def test_shapes_can_be_asked_of_the_meta_device():
 def test_norms_in_16_bits_round_once(norms):
     x = 3 * torch.randn(2, 3, 50, 48, generator=torch.Generator().manual_seed(5)).bfloat16()
     of = norms(48, eps=1e-6)
-    y = of(x).states if norms is RMSNorm else of(x)
-    truth = norm(x.double(), 1, 1e-6)
+    torch.nn.init.normal_(of.weight, 1, 0.3, generator=torch.Generator().manual_seed(6))
+    # The projections after RMSNorm apply its gains.
+    y, gains = (of(x).states, 1) if norms is RMSNorm else (of(x), of.weight.double())
+    truth = norm(x.double(), gains, 1e-6)
     assert y.dtype == x.dtype
     assert ((y.double() - truth).abs() <= (2**-8 + 2**-20) * truth.abs()).all()
 
