@@ -108,7 +108,7 @@ class Matrix:
             path=None if path is None else str(path),
             source=None if streams is None else {"streams": streams},
             largest_context=max(o["context"] for o in readers),
-            diagnosed_tokens=max(o["flow_sequences"] * o["context"] + 1 for o in readers),
+            diagnosed_tokens=max(o["flow_sequences"] * o["flow_window"] + 1 for o in readers),
             **{"fingerprint": None, **values},
         )
 
@@ -183,13 +183,14 @@ class Matrix:
         # For flow windows, variations' contexts count only for corpora that no scale itself reads,
         # so that a variation with a longer context changes no other run's flow.
         longest = {n: max(o["context"] for o in each) for n, each in readers.items()} | longest
-        data = {names: self.data(*names, options) for names, options in readers.items()}
+        for names, each in readers.items():
+            for o in each:
+                o["flow_window"] = max(o["context"], longest[names])
+        data = {names: self.data(*names, each) for names, each in readers.items()}
         runs: dict[tuple, Run] = {}
         by_hash: dict[str, Run] = {}
         for address, (o, further) in planned.items():
-            names = o["corpus"], o["vocabulary"]
-            o["flow_window"] = max(o["context"], longest[names])
-            run = self.run(address, data[names], o, further)
+            run = self.run(address, data[o["corpus"], o["vocabulary"]], o, further)
             runs[address] = by_hash.setdefault(run.hash, run)
         return runs, {corpus.name: corpus for corpus in data.values()}
 

@@ -174,6 +174,13 @@ def test_a_longer_context_moves_no_other_runs_flow(tmp_path) -> None:
     assert {each.flow_window for each in mine(tmp_path, text).planned} == {128}
 
 
+def test_a_text_is_long_enough_for_the_diagnostics_of_every_scale(tmp_path) -> None:
+    """Here the scale with the most sequences does not have the longest context."""
+    text = "base: smoke\nscales: {10M-mini: {flow_sequences: 40}, 100M-mini: null}\n"
+    (data,) = mine(tmp_path, text).data.values()
+    assert data.diagnosed_tokens == 40 * 128 + 1
+
+
 def test_choices_restrict_runs_and_benchmarks() -> None:
     campaign = load(scales="10M-mini", seeds=42, variants="mha,full", variations=["base"])
     names = [run.name for run in campaign.runs]
