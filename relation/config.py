@@ -35,6 +35,7 @@ _OF_MODEL = "it is a field of the model: make a variant of it (docs/extending.md
 
 Count = Annotated[StrictInt, Field(ge=1)]
 Seed = Annotated[StrictInt, Field(ge=0, lt=2**63)]
+Seeds = Annotated[list[Seed], Field(min_length=1)]
 Positive = Annotated[float, Field(strict=True, gt=0)]
 Counts = Annotated[list[Count], Field(min_length=2, max_length=2)]
 Deviation = Positive | Literal["1/sqrt(d)", "sqrt(2/(5d))"]
@@ -192,7 +193,7 @@ class Variation(Options):
     title: StrictStr = key("Its name in the report; default: its key")
     scales: list[ScaleName] = key("Only these scales; default: all")
     variants: list[Variant] = key("These variants instead of each scale's")
-    seeds: list[Seed] = key("These seeds instead of the campaign's `seeds` and `further_seeds`")
+    seeds: Seeds = key("These seeds instead of the campaign's `seeds` and `further_seeds`")
     overrides: dict[Variant, Options] = key("Options of single variants in this variation")
 
 
@@ -264,7 +265,7 @@ class RecallSection(Section):
     tasks: Annotated[list[Counts], Field(min_length=1)] = need("[length, pairs] of each task")
     gap_power: Positive = need("Query slot s is drawn with weight s^(power - 1); 1: uniform")
     learning_rates: Annotated[list[Positive], Field(min_length=1)] = need("Tried on the first seed")
-    seeds: Annotated[list[Seed], Field(min_length=1)] = need("Seeds of weights and sequences")
+    seeds: Seeds = need("Seeds of weights and sequences")
     updates: Count = need("Updates per training")
     warmup_updates: Count = need("Updates over which the rate rises from zero")
     sequences: Count = need("Sequences of each task per update")
@@ -279,7 +280,7 @@ class CampaignSection(Options):
     title: StrictStr = key("Its name in words")
     description: StrictStr = key("What it trains, in one sentence")
     notice: StrictStr = key("Notice in the report: what its values compare with; may be empty")
-    seeds: Annotated[list[Seed], Field(min_length=1)] = key("Seeds of every run of the matrix")
+    seeds: Seeds = key("Seeds of every run of the matrix")
     further_seeds: dict[ScaleName, list[Seed]] | None = key(
         "Seeds of further pairs by scale, trained but not diagnosed; null: none"
     )

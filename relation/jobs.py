@@ -22,6 +22,7 @@ _RUN_NOT_HASHED += ("device", "compile", "backends", "deterministic", "tokens_pe
 _RUN_NOT_HASHED += ("divergence", "checkpoint_seconds")
 PROBE_OPTIONS = ("probes", "validations", "validation_tokens")
 FLOW_OPTIONS = ("flow_sequences", "flow_window", "flow_length", "rank_length")
+UNTRAINED = ("complexity", "decode")  # the benchmarks that train nothing, and so read no text
 
 
 def hash_of(value: Any) -> str:
@@ -195,7 +196,7 @@ class Bench(Job):
     @property
     def kind(self) -> str:
         """The kind of its records."""
-        return self.benchmark if self.benchmark in ("complexity", "decode") else "steps"
+        return self.benchmark if self.benchmark in UNTRAINED else "steps"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from relation.config import Batches, CampaignSection, Options
 from relation.errors import InputError, check_among
-from relation.jobs import Bench, Check, Data, Recall, Run, Side
+from relation.jobs import UNTRAINED, Bench, Check, Data, Recall, Run, Side
 from relation.variants import ARMS, FULL, LINEAR, MHA, MIXERS, PAIRED, VARIANTS, ModelConfig
 
 # Values that depend on the width d, by their name in the configuration.
@@ -172,7 +172,7 @@ class Matrix:
             scales = changes.get("scales", self.section.scales)
             for scale in (name for name in self.section.scales if name in scales):
                 variants = changes.get("variants", self.section.scales[scale].variants)
-                seeds = changes.get("seeds") or self.section.seeds or []
+                seeds = changes.get("seeds", self.section.seeds) or []
                 further = (self.section.further_seeds or {}).get(scale, [])
                 further = [] if "seeds" in changes else [s for s in further if s not in seeds]
                 for variant in PAIRED if variants is None else variants:
@@ -180,6 +180,10 @@ class Matrix:
                     readers.setdefault((o["corpus"], o["vocabulary"]), []).append(o)
                     for seed in (*seeds, *(further if variant in PAIRED else ())):
                         planned[scale, variation, variant, seed] = (o, seed in further)
+        for benchmark, scale in self.benchmarks():  # these may read a text that no run reads
+            if benchmark not in UNTRAINED:
+                o = self.at(scale)
+                readers.setdefault((o["corpus"], o["vocabulary"]), [o])
         # For flow windows, variations' contexts count only for corpora that no scale itself reads,
         # so that a variation with a longer context changes no other run's flow.
         longest = {n: max(o["context"] for o in each) for n, each in readers.items()} | longest
@@ -199,6 +203,14 @@ class Matrix:
     def at(self, scale: str, variant: str = "full") -> dict:
         """The options of a variant at a scale, in the first variation."""
         return self.options(scale, variant, next(iter(self.variations.values())))
+
+    def benchmarks(self) -> Iterator[tuple[str, str]]:
+        """The name and the scale of every systems benchmark (Appendix F)."""
+        systems = self.section.systems
+        for name in _BENCHMARKS if systems else ():
+            section = getattr(systems, name)
+            scales = () if section is None else getattr(section, "batches", None) or [section.scale]
+            yield from ((name, scale) for scale in scales if scale in self.section.scales)
 
     def job(self, o: dict) -> dict:
         """The fields of a `Job` with these options."""
@@ -288,21 +300,17 @@ def sides(matrix: Matrix, benchmark: str, scale: str) -> Iterator[Side]:
 
 
 def bench_jobs(matrix: Matrix) -> Iterator[Bench]:
-    """Every systems benchmark (Appendix F)."""
-    systems = matrix.section.systems
-    for name in _BENCHMARKS if systems else ():
-        section = getattr(systems, name)
-        scales = () if section is None else getattr(section, "batches", None) or [section.scale]
-        for scale in (scale for scale in scales if scale in matrix.section.scales):
-            o = matrix.at(scale)
-            yield Bench(
-                **matrix.job(o),
-                benchmark=name.replace("_", "-"),
-                scale=scale,
-                sides=tuple(sides(matrix, name, scale)),
-                optimizer=matrix.optimizer(scale) | {"learning_rate": o["learning_rate"]},
-                **{n: getattr(systems, n) for n in _ROUNDS},
-            )
+    """Every systems benchmark."""
+    for name, scale in matrix.benchmarks():
+        o = matrix.at(scale)
+        yield Bench(
+            **matrix.job(o),
+            benchmark=name.replace("_", "-"),
+            scale=scale,
+            sides=tuple(sides(matrix, name, scale)),
+            optimizer=matrix.optimizer(scale) | {"learning_rate": o["learning_rate"]},
+            **{n: getattr(matrix.section.systems, n) for n in _ROUNDS},
+        )
 
 
 def recall_jobs(matrix: Matrix) -> Iterator[Recall]:
@@ -325,10 +333,14 @@ def recall_jobs(matrix: Matrix) -> Iterator[Recall]:
         if section.warmup_updates > o["plateau_fraction"] * section.updates:
             raise InputError(f"{where}: warmup_updates end after the plateau; lower them")
         shape = {"layout": layout, "vocab_size": section.vocabulary, "heads": section.heads}
+        try:
+            models = [replace(base, d_model=d, d_ff=2 * d, **shape) for d in section.widths]
+        except InputError as error:
+            raise InputError(f"{where}: {error}") from None
         yield Recall(
             **matrix.job(o),
             mixer=mixer,
-            models=tuple(replace(base, d_model=d, d_ff=2 * d, **shape) for d in section.widths),
+            models=tuple(models),
             optimizer=matrix.optimizer(scale) | {"eps": section.adam_eps},
             plateau_fraction=o["plateau_fraction"],
             backends=o["backends"],

@@ -181,6 +181,20 @@ def test_a_text_is_long_enough_for_the_diagnostics_of_every_scale(tmp_path) -> N
     assert data.diagnosed_tokens == 40 * 128 + 1
 
 
+@pytest.mark.parametrize(
+    "scales, corpora",
+    [
+        ("30M-mini: {vocabulary: 310}", ["sample-300", "sample-310"]),
+        ("10M-mini: {variants: []}", ["sample-300"]),
+    ],
+)
+def test_a_benchmark_may_read_a_text_that_no_run_reads(tmp_path, scales, corpora) -> None:
+    systems = "systems: {matched: {batches: {10M-mini: [4, 2], 30M-mini: [4, 2]}}}"
+    campaign = mine(tmp_path, f"base: tiny\nscales: {{{scales}}}\n{systems}\n")
+    prepared = [path.split("/")[1] for path in campaign.files() if path.startswith("data/")]
+    assert prepared == corpora
+
+
 def test_choices_restrict_runs_and_benchmarks() -> None:
     campaign = load(scales="10M-mini", seeds=42, variants="mha,full", variations=["base"])
     names = [run.name for run in campaign.runs]
@@ -258,6 +272,7 @@ def test_a_wrong_choice_is_refused_in_a_line(choices: dict, message: str) -> Non
         ("base: paper\ncorpora: {tinystories: {path: y.txt}}", "path and streams; set one"),
         ("base: paper\ncorpora: {tinystories: {streams: [{name: x}]}}", "the key 'path' is mis"),
         ("base: smoke\nrecall: {tasks: [[6, 2]]}", "2 pairs need an even length of at least 8"),
+        ("base: smoke\nrecall: {heads: 3}", "mine.yaml: recall: d_model 32 is not divisible by 3"),
         ("base: smoke\nrecall: {warmup_updates: 9999}", "recall: warmup_updates end after the pl"),
         ("base: paper\ncorpora: {tinystories: {streams: [{path: a/b}]}}", "give a/b a revision"),
         ("base: smoke\ncolumns: [{variation: gpt}]", "no variation 'gpt'; did you mean 'gpt2'?"),
@@ -270,6 +285,7 @@ def test_a_wrong_choice_is_refused_in_a_line(choices: dict, message: str) -> Non
         ("base: smoke\nmicro: 4\nmicro: 4\n", "mine.yaml line 3 is not YAML: the key 'micro'"),
         ("base: smoke\n? [a, b]\n: 4\n", "mine.yaml line 2 is not YAML: found unhashable key"),
         ("base: smoke\nseeds: [99999999999999999999]", "should be less than"),
+        ("base: smoke\nvariations: {x: {seeds: []}}", "x.seeds: List should have at least 1 item"),
     ],
 )
 def test_a_wrong_campaign_is_refused_with_its_place(tmp_path, text: str, message: str) -> None:
