@@ -58,6 +58,7 @@ def _known(name: str, info: Any) -> str:
 
 
 ScaleName = Annotated[Name, AfterValidator(_known)]
+Scales = Annotated[list[ScaleName], Field(min_length=1)]
 
 
 def key(description: str, **bounds: Any) -> Any:
@@ -191,7 +192,7 @@ class Variation(Options):
     """A named change of options, and the runs that it applies to."""
 
     title: StrictStr = key("Its name in the report; default: its key")
-    scales: list[ScaleName] = key("Only these scales; default: all")
+    scales: Scales = key("Only these scales; default: all")
     variants: list[Variant] = key("These variants instead of each scale's")
     seeds: Seeds = key("These seeds instead of the campaign's `seeds` and `further_seeds`")
     overrides: dict[Variant, Options] = key("Options of single variants in this variation")
@@ -201,14 +202,14 @@ class Column(Section):
     """A setting: a column of the report."""
 
     variation: Name = need("Its variation")
-    scales: list[ScaleName] | None = key("Its scales; null: the paper's, or all if there are none")
+    scales: Scales | None = key("Its scales; null: the paper's, or all if there are none")
     title: StrictStr = key("Its heading; default: the variation's title")
 
 
 class Length(Section):
     """NLL on texts longer than the training context, beyond the paper."""
 
-    scales: list[ScaleName] | None = key("Scales whose checkpoints are measured; null: all")
+    scales: Scales | None = key("Scales whose checkpoints are measured; null: all")
     variants: list[Variant] = need("Variants whose checkpoints are measured")
     windows: Count = need("Maximum number of long windows of validation text")
     contexts: Count = need("Training contexts per long window, halved until a document is as long")

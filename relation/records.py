@@ -21,7 +21,6 @@ from typing import Any
 
 import pandas as pd
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from filelock import FileLock, Timeout
 
@@ -217,14 +216,18 @@ def write(
         )
 
 
-def _table(path: Path, kind: str, names: Sequence[str] | None = None) -> pa.Table:
-    """Columns of a file (all by default), with the checksum of every page verified."""
+def read(path: Path, kind: str, names: Sequence[str] | None = None) -> pd.DataFrame:
+    """Read columns of a file (all by default), with the checksum of every page verified.
+
+    Raises InputError if the file is missing, damaged or lacks a column.
+    """
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             lacking = sorted(set(KINDS[kind].names) - set(file.schema_arrow.names))
             if not lacking:
                 table = file.read(names or KINDS[kind].names)
-                return table.cast(pa.schema(KINDS[kind].field(name) for name in table.column_names))
+                columns = pa.schema(KINDS[kind].field(name) for name in table.column_names)
+                return table.cast(columns).to_pandas()
     except FileNotFoundError:
         raise InputError(f"{path} is missing; run snakemake to make it") from None
     except (pa.ArrowException, OSError, ValueError) as error:
@@ -236,31 +239,21 @@ def _table(path: Path, kind: str, names: Sequence[str] | None = None) -> pa.Tabl
     )
 
 
-def read(paths: Path | Sequence[Path], kind: str) -> pd.DataFrame:
-    """Read the rows of one kind from files, in order; without files, a frame without rows.
-
-    Raises InputError with the file's name if a file is missing, damaged or lacks a column.
-    """
-    paths = [paths] if isinstance(paths, Path) else paths
-    tables = [_table(path, kind) for path in paths]
-    return pa.concat_tables([KINDS[kind].empty_table(), *tables]).to_pandas()
-
-
-def _hashes(path: Path, kind: str) -> set[str]:
-    """The hashes of a file's rows. Other columns are not read, as a file may have many rows."""
-    return set(pc.unique(_table(path, kind, ["hash"])["hash"]).to_pylist())
+def without_rows(kind: str) -> pd.DataFrame:
+    """A frame with a kind's columns."""
+    return KINDS[kind].empty_table().to_pandas()
 
 
 def is_made(path: Path, hash: str) -> bool:
     """Whether a job's file, one of FILES, exists and all its rows have this hash."""
     kind = next(kind for kind, pattern in FILES.items() if path.match(pattern))
-    return path.exists() and _hashes(path, kind) <= {hash}
+    return path.exists() and set(read(path, kind, ["hash"])["hash"]) <= {hash}
 
 
 def _stored(folder: Path, kind: str) -> pd.DataFrame:
     """A kind's rows in a campaign's folder; none if the file is missing."""
     path = folder / f"{kind}.parquet"
-    return read([path] if path.exists() else [], kind)
+    return read(path, kind) if path.exists() else without_rows(kind)
 
 
 def load(folder: Path) -> dict[str, pd.DataFrame]:
@@ -298,7 +291,7 @@ def collect(folder: Path, planned: Mapping[str, str], hashes: Collection[str] = 
     """
     shipped = PUBLISHED / folder.name
     for kind, pattern in FILES.items():
-        frames = [read([], kind)]
+        frames = []
         for name in (name for name in planned if Path(name).match(pattern)):
             if not (folder / name).exists():
                 continue
@@ -313,19 +306,20 @@ def collect(folder: Path, planned: Mapping[str, str], hashes: Collection[str] = 
             made_hashes = {hash for rows in frames for hash in rows["hash"]}
             rows = _stored(shipped, kind)
             frames.append(rows[rows["hash"].isin(set(hashes) - made_hashes)])
-        write(folder / f"{kind}.parquet", kind, _joined(frames))
+        write(folder / f"{kind}.parquet", kind, _joined(kind, frames))
 
 
-def _joined(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
+def _joined(kind: str, frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
     """Concatenate frames of one kind, without empty ones, whose columns have no type."""
-    return pd.concat([f for f in frames if len(f)] or frames[:1], ignore_index=True)
+    frames = [frame for frame in frames if len(frame)]
+    return pd.concat(frames, ignore_index=True) if frames else without_rows(kind)
 
 
 @cache
-def published_hashes(kind: str = "runs", campaign: str = "*") -> frozenset[str]:
-    """The hashes of the published rows of a kind. These jobs are done."""
-    paths = sorted(PUBLISHED.glob(f"{campaign}/{kind}.parquet"))
-    return frozenset().union(*(_hashes(path, kind) for path in paths))
+def published_hashes(kind: str, campaign: str) -> frozenset[str]:
+    """The hashes of a campaign's published rows of a kind. These jobs are done."""
+    path = PUBLISHED / campaign / f"{kind}.parquet"
+    return frozenset(read(path, kind, ["hash"])["hash"] if path.exists() else ())
 
 
 def merge(
@@ -346,7 +340,8 @@ def merge(
     changes = {"added": ~published, "replaced": replaced, "refused": refused}
     accepted = pd.MultiIndex.from_frame(jobs.loc[~refused, key])
     in_old, in_new = (pd.MultiIndex.from_frame(frame[key]).isin(accepted) for frame in rows)
-    return _joined([old[~in_old], new[in_new]]), {c: [*names[mask]] for c, mask in changes.items()}
+    merged = _joined(kind, [old[~in_old], new[in_new]])
+    return merged, {change: [*names[mask]] for change, mask in changes.items()}
 
 
 def publish(campaign: str) -> list[str]:
@@ -368,7 +363,8 @@ def publish(campaign: str) -> list[str]:
             merged[kind] = rows
             lines.append(f"{kind}: " + ", ".join(f"{len(jobs)} {w}" for w, jobs in changes.items()))
             lines += [f"  {job} stays: another specification" for job in changes["refused"]]
-        check_pairs(merged.get("runs", read([], "runs")))
+        if "runs" in merged:
+            check_pairs(merged["runs"])
         for kind, rows in merged.items():
             write(target / f"{kind}.parquet", kind, rows)
         published_hashes.cache_clear()

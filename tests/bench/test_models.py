@@ -32,7 +32,7 @@ def measured(spec: Bench, folder):
     path = folder / "steps.parquet"
     np.random.default_rng(0).integers(0, 61, 3000).astype("<u2").tofile(folder / "train.bin")
     steps.measure(spec, path, folder)
-    return records.read([path], "steps")
+    return records.read(path, "steps")
 
 
 def test_updates_are_timed(tmp_path):
@@ -99,7 +99,7 @@ def decoded(tmp_path, *sides, **changes):
     path = tmp_path / "decode.parquet"
     spec = bench(*sides, benchmark="decode", **{"rounds": 2} | changes)
     decode.measure(spec, path)
-    rows = records.read([path], "decode")
+    rows = records.read(path, "decode")
     assert set(rows["hash"]) == {spec.hash} and set(rows["status"]) == {"PASS"}, rows["reason"]
     return rows
 
@@ -136,7 +136,7 @@ def test_operators_are_timed_against_t(tmp_path):
         for T in (16, 64)
     ]  # fmt: skip
     complexity.measure(bench(*sides, benchmark="complexity"), path)
-    rows = records.read([path], "complexity").set_index(["operator", "context"]).sort_index()
+    rows = records.read(path, "complexity").set_index(["operator", "context"]).sort_index()
     assert len(rows) == 8 and set(rows.loc["mha-cudnn", "status"]) == {"UNAVAILABLE"}
     passed = rows.drop("mha-cudnn")
     assert set(passed["status"]) == {"PASS"} and (passed["seconds_low"] <= passed["seconds"]).all()
@@ -153,5 +153,5 @@ def test_decoding_and_operators_on_a_gpu(tmp_path):
     path = tmp_path / "complexity.parquet"
     three = [side(v, "flash", T) for v in ("mha", "full", "linear") for T in (64, 1024)]
     complexity.measure(bench(*three, benchmark="complexity", precision="bf16", device="cuda"), path)
-    rows = records.read([path], "complexity")
+    rows = records.read(path, "complexity")
     assert set(rows["status"]) == {"PASS"}, list(rows["reason"])
