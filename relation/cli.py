@@ -97,7 +97,7 @@ def _prepare(campaign: Campaign, options: Namespace) -> Path:
 
 def _train(campaign: Campaign, options: Namespace) -> Path | None:
     run = campaign.run(options.target)
-    _check_hash(options, run.hash, f"run {run.name}")
+    _begin(options, run.hash, f"run {run.name}")
     data = _data(campaign, run)
     launched = "TORCHELASTIC_RUN_ID" in os.environ  # by torchrun
     if options.processes != 1 and not launched:
@@ -111,7 +111,6 @@ def _train(campaign: Campaign, options: Namespace) -> Path | None:
     leads = not launched or os.environ["RANK"] == "0"
     if leads:  # `status` finds the hash of the log's run in this line
         print(f"{run.name}: training, specification {run.hash}", file=sys.stderr)
-    _begin(options, run.hash, run.name)
     out = campaign.folder / "runs" / run.name
     train(run, data, out, campaign.folder / "work", campaign.runs_per_gpu)
     return out / "run.parquet" if leads else None

@@ -285,8 +285,7 @@ def prepare(data: Data, folder: Path) -> None:
             )
         folder.mkdir(parents=True, exist_ok=True)
         # Delete the record first, so a kill never leaves it with incomplete files.
-        for name in ("data.parquet", "tokenizer.json", *(f"{split}.bin" for split in SPLITS)):
-            (folder / name).unlink(missing_ok=True)
+        (folder / "data.parquet").unlink(missing_ok=True)
         print(f"{data.name}: training a tokenizer with {data.vocabulary} entries", file=sys.stderr)
         tokenizer = train_tokenizer(_tokenizer_texts(data), data.vocabulary, data.name)
         tokenizer.save(str(folder / "tokenizer.json"), pretty=False)

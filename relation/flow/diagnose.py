@@ -8,7 +8,6 @@ from torch import Tensor
 
 from relation import records
 from relation.data.windows import document_mask, first_windows, open_tokens
-from relation.errors import InputError
 from relation.flow.maps import encode
 from relation.flow.metrics import Layer, read_layers
 from relation.jobs import Run
@@ -64,12 +63,8 @@ def diagnose(run: Run, data: Path, checkpoint: Path, out: Path, runs_per_gpu: in
     """
     with claim(run.device, runs_per_gpu) as device:
         model = load_model(checkpoint, device).eval()
-        lengths = (run.flow_length, run.rank_length)
-        validation = open_tokens(data, "validation")
-        sequences = first_windows(validation, run.flow_window, run.flow_sequences)
-        sequences = sequences[:, : max(lengths)].copy()  # (sequences, T)
-        if sequences.max() >= model.config.vocab_size:
-            raise InputError(f"{run.name}: {data} has another tokenizer; prepare the run's data")
+        validation, lengths = open_tokens(data, "validation"), (run.flow_length, run.rank_length)
+        sequences = first_windows(validation, run.flow_window, run.flow_sequences, max(lengths))
         mask = document_mask(run.document_mask, data)
         layers = read_layers(model, to_device(sequences, device), *lengths, mask)
         rows_by_kind: dict[str, list[dict]] = {"flow": [], "curves": [], "maps": []}

@@ -34,6 +34,7 @@ from relation.data.windows import (
     plan_updates,
 )
 from relation.errors import DivergedError
+from relation.flow.metrics import read_layers
 from relation.jobs import FLOW_OPTIONS, PROBE_OPTIONS, Run
 from relation.machine import Progress, describe, deterministic_algorithms, to_device
 from relation.nn import Decoder, Execution
@@ -246,12 +247,9 @@ def _probes(
             for part, angle in enumerate(learned.get("theta", ())):
                 yield row(layer, part, "theta", angle.item())
     if reads_flow and LINEAR not in run.model.layout:
-        from relation.flow.metrics import read_layers
-
         lengths = (run.flow_length, run.rank_length)
-        sequences = first_windows(validation, run.flow_window, 1)
-        sequences = to_device(sequences[:, : max(lengths)].copy(), device)  # (1, T)
-        for layer in read_layers(model, sequences, *lengths, mask):
+        sequence = first_windows(validation, run.flow_window, 1, max(lengths))
+        for layer in read_layers(model, to_device(sequence, device), *lengths, mask):
             for reading in layer.readings:
                 for name, values in reading.values.items():
                     yield row(layer.index, None, name, values.mean().item())

@@ -109,8 +109,10 @@ def test_validation_predicts_every_token_after_the_first_once(length: int, rows:
 def test_first_windows_are_whole_or_refused(length, whole):
     if whole:
         expected = np.arange(10 * whole).reshape(whole, 10)
-        np.testing.assert_array_equal(first_windows(numbered(length), 10, whole), expected)
-    assert str(whole + 1) in refusal(lambda: first_windows(numbered(length), 10, whole + 1))
+        np.testing.assert_array_equal(first_windows(numbered(length), 10, whole, 10), expected)
+        part = first_windows(numbered(length), 10, whole, 3)
+        np.testing.assert_array_equal(part, expected[:, :3])
+    assert str(whole + 1) in refusal(lambda: first_windows(numbered(length), 10, whole + 1, 10))
 
 
 @pytest.mark.parametrize(
