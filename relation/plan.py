@@ -77,8 +77,8 @@ class Campaign:
         values = section.as_dict()
         self.settings = {**choices, "settings": values}
         self.name, self.folder, self.device = name, records.RESULTS / name, section.device
-        self.title, self.corpus = section.title or name, choice.corpus
-        self.description, self.notice = section.description or "", section.notice or ""
+        self.title, self.description = section.title or name, section.description or ""
+        self.notice = section.notice or ""
         self.published = choice.published not in (False, "false")
         self.runs_per_gpu = choice.runs_per_gpu or 1
         self.diagnosed = tuple(PAIRED if section.diagnosed is None else section.diagnosed)

@@ -102,12 +102,13 @@ def answer(
     """Answer each query with the model's likeliest token.
 
     model: has `states` of tokens (B, T) and `logits` of states, as `Decoder`. rows: sequences of
-    each task at a time. Returns whether each answer is right, (N, tasks, T) bool, False where there
-    is no query, and the mean NLL in nat/query, or None if it is not finite.
+    each task at a time. Returns the number of right answers to each task, (tasks,) int64, and the
+    mean NLL in nat/query, or None if it is not finite.
     """
-    right = np.zeros(sequences.targets.shape, bool)
+    number, tasks, _ = sequences.targets.shape
+    right = torch.zeros(tasks, dtype=torch.int64, device=device)
     total = torch.zeros((), dtype=torch.float64, device=device)
-    for first in range(0, len(right), rows):
+    for first in range(0, number, rows):
         part = slice(first, first + rows)
         # (rows, tasks, T) to (rows x tasks, T)
         inputs, targets = (to_device(a[part], device).flatten(0, 1).long() for a in sequences)
@@ -117,10 +118,10 @@ def answer(
         logits = model.logits(states.float())  # in BF16, logits would tie
         labels = targets[is_query]
         total += F.cross_entropy(logits, labels, reduction="sum")
-        query_places = is_query.cpu().numpy().reshape(right[part].shape)
-        right[part][query_places] = (logits.argmax(-1) == labels).cpu().numpy()
+        is_right = is_query.masked_scatter(is_query, logits.argmax(-1) == labels)
+        right += is_right.sum(1).view(-1, tasks).sum(0)
     nll = total.item() / int((sequences.targets != IGNORED).sum())
-    return right, nll if math.isfinite(nll) else None
+    return right.cpu().numpy(), nll if math.isfinite(nll) else None
 
 
 def _trainer(
@@ -167,7 +168,7 @@ def rows_of(recall: Recall, device: torch.device, progress: Progress) -> Iterato
         began = time.perf_counter()
         model = train(seed, rate, data_of(seed))
         (right, nll), (tested, _) = (answer(model, data, *options) for data in (validation, test))
-        accuracy = float((right.sum(axis=(0, 2)) / queries).mean())  # tasks have equal weight
+        accuracy = float((right / queries).mean())  # tasks have equal weight
         progress.advance(1, f"width {width}, rate {rate:.2g}, seed {seed}: {accuracy:.1%} right")
         columns = {
             "mixer": recall.mixer,
@@ -180,11 +181,10 @@ def rows_of(recall: Recall, device: torch.device, progress: Progress) -> Iterato
             "validation_nll": nll,
             "seconds": time.perf_counter() - began,
         }
-        rights = tested.sum(axis=(0, 2)).tolist()
+        counts = zip(recall.tasks, queries.tolist(), tested.tolist(), strict=True)
         return [
-            columns
-            | {"length": n, "pairs": pairs, "distance": None, "queries": asked, "right": right}
-            for (n, pairs), asked, right in zip(recall.tasks, queries.tolist(), rights, strict=True)
+            columns | {"length": n, "pairs": pairs, "distance": None, "queries": asked, "right": k}
+            for (n, pairs), asked, k in counts
         ]
 
     def merit(rate: float) -> tuple[float, float]:

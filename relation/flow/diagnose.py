@@ -17,14 +17,14 @@ from relation.train.checkpoint import load_model
 SIDE = 64  # blocks per side of a map; fewer if the flow has fewer tokens
 
 
-def pooled(flow: Tensor, side: int = SIDE) -> Tensor:
-    """Pool a flow (..., T, T) over blocks of neighbouring tokens: (..., n, n), n = min(side, T).
+def pooled(flow: Tensor) -> Tensor:
+    """Pool a flow (..., T, T) over blocks of neighbouring tokens: (..., n, n), n = min(SIDE, T).
 
     Block a begins at token floor(a T / n). Entry (a, b) is the mass that a row of block a gives to
     all tokens of block b, averaged over the rows of block a. Each row sums to 1.
     """
     length = flow.shape[-1]
-    blocks = min(side, length)
+    blocks = min(SIDE, length)
     block = (torch.arange(1, length + 1, device=flow.device) * blocks - 1) // length
     member = (block == torch.arange(blocks, device=flow.device)[:, None]).to(flow.dtype)  # (n, T)
     return (member / member.sum(-1, keepdim=True)) @ flow @ member.T
