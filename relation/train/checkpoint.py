@@ -102,20 +102,24 @@ def load_model(path: Path, device: torch.device, execution: Execution | None = N
 class RunState:
     """The progress of a run: everything in a resume state except the tensors.
 
-    update: how many updates are done, which determines the next update's windows. order_hash: of
-    the windows read so far. losses, norms, seconds: one value per update. processes: the number of
-    processes, with one more entry for each change. probes: the rows so far. There is no state of a
-    random generator: after the weights are initialised, training draws no random numbers.
+    order_hash: of the windows read so far. losses, norms, seconds: one value per update. processes:
+    the number of processes, with one more entry for each change. probes: the rows so far. There is
+    no state of a random generator: after the weights are initialised, training draws no random
+    numbers.
     """
 
     init_hash: str
     order_hash: str
-    update: int = 0
     losses: list[float] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     processes: list[int] = field(default_factory=list)
     probes: list[dict] = field(default_factory=list)
+
+    @property
+    def update(self) -> int:
+        """How many updates are done, which determines the next update's windows."""
+        return len(self.losses)
 
 
 def resume_key(hash: str, *execution: object) -> str:

@@ -74,8 +74,8 @@ def _train(
     hashes = {split: row["sha256"] for split, row in splits.items()}
     windows = TrainingWindows(open_tokens(data, "train"), run.context, run.seed)
     validation = open_tokens(data, "validation")
-    updates = plan_updates(run.budget_tokens, run.tokens_per_update, run.context)
-    planned = sum(update.tokens for update in updates)
+    budget = run.budget_tokens
+    updates = plan_updates(budget, run.tokens_per_update, run.context)
     mask = document_mask(run.document_mask, data)
     documents = bounded_mask(run.document_mask, data, windows, updates, run.micro)
 
@@ -113,7 +113,7 @@ def _train(
 
     # The loop. A GPU runs a few updates behind the host, so its losses arrive late.
     readback, diverged = Readback(device), False
-    bar = Progress(run.name, planned, "tokens", consumed) if world.leads else nullcontext()
+    bar = Progress(run.name, budget, "tokens", consumed) if world.leads else nullcontext()
     with ThreadPoolExecutor(1) as writer, bar as progress:
         writing: Future = writer.submit(lambda: None)
         saved_at = time.monotonic()
@@ -138,7 +138,6 @@ def _train(
                     )
                 ids = windows.window_ids(update.first, update.windows)
                 state.order_hash = order_hash(state.order_hash, ids, update.tokens)
-                state.update += 1
                 state.losses.append(loss)
                 state.norms.append(norm)
                 state.seconds.append(seconds)
@@ -177,7 +176,7 @@ def _train(
                 before = update.index * run.tokens_per_update
                 after = before + update.tokens
                 rate = run.learning_rate * wsd(
-                    before, after, run.budget_tokens, run.warmup_tokens, run.plateau_fraction
+                    before, after, budget, run.warmup_tokens, run.plateau_fraction
                 )
                 ids = windows.window_ids(update.first, update.windows)
                 loss, norm = step(batches(update, ids), update.tokens, rate)
@@ -185,9 +184,9 @@ def _train(
                 if update.index == 0:
                     check_all_learn(model, optimizer, run.name)
                 # Probe if one of `n` equal parts of the budget ends in this update.
-                parts = (run.validations, run.probes)
                 validates, reads_flow = (
-                    after * n // planned > before * n // planned for n in parts
+                    after * n // budget > before * n // budget
+                    for n in (run.validations, run.probes)
                 )
                 probe(after, validates, reads_flow)
                 if world.leads and time.monotonic() - saved_at > run.checkpoint_seconds:
