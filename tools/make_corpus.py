@@ -391,11 +391,13 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
     parser.add_argument("checkouts", nargs="+", help="BOOKS for books; BOOKS LUEE RCDM for library")
     books, *gutenberg = parser.parse_args().checkouts
+    if len(gutenberg) not in (0, 2):
+        parser.error("give BOOKS, or BOOKS LUEE RCDM")
     splits = books_of(files_of(books, ".md"))
     if not all(splits.values()):
         sys.exit(f"error: {books} has no books; give a checkout of the repository BOOKS in --help")
     write(Path("corpora/books"), splits.items())
-    if len(gutenberg) == 2:
+    if gutenberg:
         shards = library_of(splits, *(files_of(path, ".txt") for path in gutenberg))
         train = enumerate(chain([splits["train"]], islice(shards, SHARDS)))
         named = ((f"train-{number:02d}", rows) for number, rows in train)

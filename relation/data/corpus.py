@@ -248,6 +248,11 @@ def _check_size(data: Data, split: str, sizes: Iterable[int]) -> None:
     """Raise InputError if a split has too few tokens; sizes: of its parts, read until enough."""
     diagnosed = data.diagnosed_tokens if split == "validation" else 0
     least, total = max(data.largest_context + 1, diagnosed), 0
+    needed = f"fewer than the {least:,} that its longest window or the diagnostics need"
+    limit = getattr(data, f"{split}_tokens")
+    if limit is not None and limit < least:
+        problem = f"{split}_tokens is {limit:,}, {needed}; raise it"
+        raise InputError(f"{data.title} ({data.name}): {problem}")
     for size in sizes:
         total += size
         if total >= least:
@@ -255,10 +260,8 @@ def _check_size(data: Data, split: str, sizes: Iterable[int]) -> None:
     hint = ", give a folder with a file named validation*" * (split == "validation")
     if hint and not str(data.path).endswith(".txt"):  # of one .txt file the last tenth validates
         hint += ", or lower validation_modulus"
-    raise InputError(
-        f"{data.title} ({data.name}): the {split} split holds {total:,} tokens, fewer than the "
-        f"{least:,} that its longest window or the diagnostics need; add text{hint}"
-    )
+    problem = f"the {split} split holds {total:,} tokens, {needed}; add text{hint}"
+    raise InputError(f"{data.title} ({data.name}): {problem}")
 
 
 def check_texts(data: Data) -> None:
@@ -291,7 +294,7 @@ def prepare(data: Data, folder: Path) -> None:
         tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
         rows = []
         for split in SPLITS:
-            limit = data.train_tokens if split == "train" else data.validation_tokens
+            limit = getattr(data, f"{split}_tokens")
             path, label = folder / f"{split}.bin", f"{data.name} {split}"
             with path.open("wb") as file:
                 counts = encode(tokenizer, document_streams(data, split), limit, file, label)

@@ -336,6 +336,7 @@ def test_unigram_entropy_of_known_counts(monkeypatch) -> None:
     [
         ({"largest_context": 10**5}, "fewer than the 100,001"),
         ({"diagnosed_tokens": 10**5}, "fewer than the 100,000"),
+        ({"validation_tokens": 20}, "validation_tokens is 20, fewer than the 33 that its longest"),
         ({"validation_modulus": 10**9}, "the validation split holds 0 tokens"),
         ({"vocabulary": 5000}, "vocabulary"),
         ({"fingerprint": "another"}, "has fingerprint"),
@@ -349,5 +350,5 @@ def test_a_corpus_that_will_not_do_is_one_clear_line(tmp_path, texts, changes, m
     record.touch()
     assert message in refusal(lambda: corpus.prepare(data, tmp_path / "out"))
     assert record.exists() == ("fingerprint" in changes)  # refused before a file is touched
-    if changes.keys() & {"largest_context", "diagnosed_tokens", "validation_modulus"}:
+    if not changes.keys() & {"vocabulary", "fingerprint"}:  # known before the texts are read
         refusal(lambda: corpus.check_texts(data))
