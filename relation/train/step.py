@@ -75,8 +75,7 @@ class UpdateStep:
                 total += self._pass(inputs, targets, divisor)
             else:
                 total += self._captured(inputs, targets, tokens, first=number == 0)
-        # With several processes, this one may have had no micro-batch and compiled nothing.
-        self._compiled = self._captures and any(p.grad is not None for p in self.model.parameters())
+        self._compiled = self._captures
         if self.reduce is not None:
             self.reduce(total)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.gradient_clip)
