@@ -209,8 +209,9 @@ class Matrix:
         systems = self.section.systems
         for name in _BENCHMARKS if systems else ():
             section = getattr(systems, name)
-            scales = () if section is None else getattr(section, "batches", None) or [section.scale]
-            yield from ((name, scale) for scale in scales if scale in self.section.scales)
+            if section is not None:
+                scales = section.batches if isinstance(section, Batches) else [section.scale]
+                yield from ((name, scale) for scale in scales if scale in self.section.scales)
 
     def job(self, o: dict) -> dict:
         """The fields of a `Job` with these options."""
@@ -355,6 +356,10 @@ def check_job(matrix: Matrix) -> Check | None:
     scales = matrix.section.scales
     geometry = {scale: matrix.at(scale) for scale in scales}
     o = next(iter(geometry.values()))
+    for operator in ("full", "linear"):
+        if operator not in o["backends"]:
+            where = f"config/{matrix.name}.yaml: check"
+            raise InputError(f"{where}: backends has no {operator}; set it")
     length, micro, draws = _CHECKED[o["precision"]]
     sides: list[tuple[str, Side]] = []  # (scale, side)
     for name, variant in VARIANTS.items():

@@ -5,6 +5,7 @@ from dataclasses import fields, make_dataclass, replace
 from pathlib import Path
 
 import pytest
+import yaml
 from conftest import ROOT, refusal
 
 from relation import plan, records
@@ -193,6 +194,14 @@ def test_a_benchmark_may_read_a_text_that_no_run_reads(tmp_path, scales, corpora
     campaign = mine(tmp_path, f"base: tiny\nscales: {{{scales}}}\n{systems}\n")
     prepared = [path.split("/")[1] for path in campaign.files() if path.startswith("data/")]
     assert prepared == corpora
+
+
+def test_a_benchmark_may_have_no_batches_and_checks_need_named_backends(tmp_path) -> None:
+    campaign = mine(tmp_path, "base: tiny\nsystems: {matched: {batches: {}}}\n")
+    assert {bench.benchmark for bench in campaign.benchmarks} == {"complexity", "decode"}
+    values = plan.load({"campaign": "tiny"}).settings["settings"] | {"backends": {"mha": "flash"}}
+    text = yaml.safe_dump(values | {"overrides": {}})
+    assert "mine.yaml: check: backends has no full" in refusal(lambda: mine(tmp_path, text))
 
 
 def test_choices_restrict_runs_and_benchmarks() -> None:
