@@ -97,10 +97,18 @@ class Timer:
         if device.type == "cuda":
             cache = torch.cuda.get_device_properties(device).L2_cache_size  # bytes
             self._buffer = torch.empty(4 * cache, dtype=torch.uint8, device=device)
-            self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph):
-                for _ in range(self.calls):
-                    call()
+            self._capture()
+            # `once` includes the host's time, which can be many times that of the device.
+            calls = math.ceil(self._SHORTEST / min(self.seconds() for _ in range(3)))
+            if calls > self.calls:
+                self.calls = calls
+                self._capture()
+
+    def _capture(self) -> None:
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            for _ in range(self.calls):
+                self.call()
 
     def seconds(self) -> float:
         """Return the seconds of one call on the device."""

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from functools import partial
 from pathlib import Path
 
@@ -132,3 +133,6 @@ def test_a_replayed_graph_takes_the_time_of_its_calls():
     x = torch.randn(4096, 4096, device=device, dtype=torch.bfloat16)
     once, thrice = Timer(device, lambda: x @ x), Timer(device, lambda: x @ x @ x @ x)
     assert 2 < thrice.seconds() / once.seconds() < 4.5
+    # A call that keeps the host longer than the device is captured more often, not timed alone.
+    short = Timer(device, lambda: time.sleep(1e-3) or x[0] + 1)
+    assert short.calls * short.seconds() > 2e-4
