@@ -58,7 +58,7 @@ class UpdateStep:
     def __call__(
         self, batches: Iterable[tuple[Tensor, Tensor]], tokens: int, learning_rate: float
     ) -> tuple[Tensor, Tensor]:
-        """Run one update over micro-batches of inputs and targets, (B, T) int64 on the device.
+        """Run one update over micro-batches of inputs and targets, (B, T) int64 each.
 
         tokens: how many tokens the update predicts; loss and gradient are means over them. Returns
         the loss (nat/token) and the gradient's L2 norm before clipping, both scalars on the device.
@@ -68,6 +68,7 @@ class UpdateStep:
         on_gpu = self.device.type == "cuda"
         divisor = torch.full((), float(tokens), device=self.device) if on_gpu else tokens
         for number, (inputs, targets) in enumerate(batches):  # (B, T) each
+            inputs, targets = inputs.to(self.device), targets.to(self.device)
             if self._compiled and self._captured is None:
                 parameters = list(self.model.parameters())
                 self._captured = _CapturedPass(self._pass, parameters, inputs, targets)

@@ -134,7 +134,7 @@ def test_replayed_updates_are_those_launched_one_by_one(variant, backend, masked
         model.load_state_dict(start)
         run.optimizer = build_optimizer(model, 1e-2, **ADAMW)
         seen = []
-        for update in tokens.to(device):
+        for update in tokens:
             rows = [(x[:, :-1].contiguous(), x[:, 1:].contiguous()) for x in update]
             seen += [x.item() for x in run(rows, update.numel(), 1e-2)]
         return [*seen, *(p.detach().clone() for p in model.parameters())]
