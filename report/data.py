@@ -146,6 +146,8 @@ def _at(scales: Sequence[str], rows: pd.DataFrame) -> pd.DataFrame:
 def _models(campaign: plan.Campaign, variation: str) -> pd.DataFrame:
     """Return one row per model of a variation, also if an earlier variation has the runs."""
     source, rows, changes = f"config/{campaign.name}.yaml", [], campaign.variations[variation]
+    shape = ("layers", "d_model", "heads", "head_dim", "d_ff")
+    batch = ("context", "micro", "accumulation", "budget_tokens")
     titles = {data.corpus: data.title for data in campaign.data.values()}
     for scale, variant in dict.fromkeys((run.scale, run.variant) for run in campaign.planned):
         if scale not in changes.get("scales", [scale]):
@@ -154,15 +156,14 @@ def _models(campaign: plan.Campaign, variation: str) -> pd.DataFrame:
             continue
         options = campaign.options(scale, variation, variant)
         model = campaign.matrix.model(source, variant, options)
-        shape = ("layers", "d_model", "heads", "head_dim", "d_ff")
-        batch = ("context", "micro", "accumulation", "budget_tokens")
         rows.append({
             "scale": scale, "variant": variant, "vocab": model.vocab_size, "source": source,
             **{name: getattr(model, name) for name in shape},
             **{name: options[name] for name in batch},
             "parameters": parameter_count(model), "data_title": titles[options["corpus"]],
         })  # fmt: skip
-    return pd.DataFrame(rows)
+    columns = ("scale", "variant", "vocab", "source", *shape, *batch, "parameters", "data_title")
+    return pd.DataFrame(rows, columns=columns)
 
 
 def _planned(

@@ -116,6 +116,10 @@ def test_a_campaign_without_runs_lists_none(tmp_path: Path, monkeypatch) -> None
     records.write(tmp_path / "tiny" / "runs.parquet", "runs", [])
     linear = plan.load({"campaign": "tiny", "variants": "linear"})
     assert not list(site.run_groups(linear, {}, unshipped=(), published=False))
+    settings = plan.load({"campaign": "tiny"}).settings  # no scale trains a model
+    settings["settings"]["scales"]["10M-mini"]["variants"] = []
+    site.build(plan.load(settings), tmp_path / "benchmarks", published=False)
+    assert (tmp_path / "benchmarks/index.html").exists()
 
 
 def test_a_command_has_the_choices_of_the_user() -> None:
