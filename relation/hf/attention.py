@@ -32,12 +32,12 @@ def add_lambda(
     """Give every attention module of a model a `lam` (1,), a trained FP32 parameter; return model.
 
     Call it before you make the optimiser. `save_pretrained` writes the lambdas, and config.json
-    then names Relation. `from_pretrained` does not load them: `add_lambda` reads them from the
-    folder `saved`, by default the one that the model or its configuration comes from. If it holds
-    none, they start at `init` (None: 0.5). A module keeps the lambda that it has, unless `saved` is
-    given. Raises InputError for a model without such modules or with another attention. Raises it
-    also if a lambda that must be loaded is missing: with `saved`, or, without `init`, for a saved
-    model.
+    then names Relation. `from_pretrained` does not load them: `add_lambda` reads them from `saved`,
+    a folder or a file of safetensors, by default the folder that the model or its configuration
+    comes from. If it holds none, they start at `init` (None: 0.5). A module keeps the lambda that
+    it has, unless `saved` is given. Raises InputError for a model without such modules or with
+    another attention, and if files of the folder have different lambdas. Raises it also if a lambda
+    that must be loaded is missing: with `saved`, or, without `init`, for a saved model.
     """
     whole, model = model, getattr(model, "get_base_model", lambda: model)()  # below PEFT's wrapper
     modules = {n: m for n, m in model.named_modules() if hasattr(m, "layer_idx")}
@@ -50,7 +50,8 @@ def add_lambda(
     # The path of a model made from a new configuration is "".
     folder = model.config._name_or_path if saved is None else saved
     prefix = f"{model.base_model_prefix}."  # names in the base model do not have it
-    stored, values = _saved_lambdas(Path(folder), prefix) if folder else {}, {}
+    reads = saved is not None or not all(hasattr(module, "lam") for module in modules.values())
+    stored, values = _saved_lambdas(Path(folder), prefix) if folder and reads else {}, {}
     for name, module in modules.items():
         config = getattr(module, "config", model.config)
         if config._attn_implementation != NAME:
@@ -80,12 +81,22 @@ def add_lambda(
 
 
 def _saved_lambdas(folder: Path, prefix: str) -> dict[str, float]:
-    """Read the `lam` values from a folder of `save_pretrained`, by name without the prefix."""
+    """Read the `lam` values from a folder of `save_pretrained`, by name without the prefix.
+
+    Raises InputError if two files, such as variants of the weights, have different values.
+    """
     values = {}
-    for path in folder.glob("*.safetensors"):
+    for path in [folder] if folder.is_file() else folder.glob("*.safetensors"):
         with safe_open(path, framework="pt") as file:
-            names = [name for name in file.keys() if name.endswith(".lam")]  # noqa: SIM118
-            values |= {n.removeprefix(prefix): file.get_tensor(n).item() for n in names}
+            for name in file.keys():  # noqa: SIM118
+                if not name.endswith(".lam"):
+                    continue
+                value = file.get_tensor(name).item()
+                if values.setdefault(name.removeprefix(prefix), value) != value:
+                    raise InputError(
+                        f"files in {folder} have different values of {name}; give saved=, the file "
+                        "or a folder of only the weights that the model has"
+                    )
     return values
 
 

@@ -216,6 +216,22 @@ def test_a_new_models_lambdas_come_from_no_folder(tmp_path, monkeypatch):
     assert [layer.self_attn.lam.item() for layer in model.model.layers] == [0.25] * 2
 
 
+def test_lambdas_of_another_variant_are_not_taken(tmp_path):
+    """A folder may hold several variants of the weights; nothing says which of them was loaded."""
+    model, load = llama(2), transformers.LlamaForCausalLM.from_pretrained
+    model.save_pretrained(tmp_path)
+    assert add_lambda(load(tmp_path)).model.layers[0].self_attn.lam == (
+        model.model.layers[0].self_attn.lam
+    )
+    with torch.no_grad():
+        model.model.layers[0].self_attn.lam.fill_(5.0)
+    model.save_pretrained(tmp_path, variant="ema")
+    loaded = load(tmp_path, variant="ema")
+    assert "different values of model.layers.0" in refusal(lambda: add_lambda(loaded))
+    add_lambda(loaded, saved=tmp_path / "model.ema.safetensors")
+    assert torch.equal(add_lambda(loaded)(TOKENS).logits, model(TOKENS).logits)
+
+
 def test_lambda_below_a_reloaded_adapter_is_the_saved_one(tmp_path):
     llama(2).save_pretrained(tmp_path / "base")
     base = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base")
