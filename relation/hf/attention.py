@@ -73,6 +73,11 @@ def add_lambda(
         # config.json stores this: a loaded model runs Relation, or fails without relation.hf.
         config = getattr(module, "config", model.config)
         config.attn_implementation, config.has_lambda = NAME, True
+    # A loaded model gives its attention to all parts of its configuration, except those named here.
+    parts = {name: getattr(model.config, name, None) for name in model.config.sub_configs}
+    parts = {name: NAME for name, part in parts.items() if getattr(part, "has_lambda", False)}
+    if parts:
+        model.config.attn_implementation = parts
     for module, value in values.items():
         # None if the weights are offloaded: lambda then stays on the CPU.
         device = next((p.device for p in module.parameters() if not p.is_meta), None)

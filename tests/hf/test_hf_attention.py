@@ -232,6 +232,23 @@ def test_lambdas_of_another_variant_are_not_taken(tmp_path):
     assert torch.equal(add_lambda(loaded)(TOKENS).logits, model(TOKENS).logits)
 
 
+def test_a_language_model_below_a_vision_model_is_loaded_with_relation(tmp_path):
+    """Not with the attention of the whole model: softmax would run on Relation's weights."""
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
+    sizes |= {"num_attention_heads": 2, "image_size": 8, "patch_size": 4}
+    vision = transformers.CLIPVisionConfig(**sizes)
+    text = llama(2).config
+    config = transformers.LlavaConfig(vision_config=vision, text_config=text, image_token_index=3)
+    given = {"text_config": "relation", "vision_config": "sdpa"}
+    make = transformers.AutoModelForImageTextToText
+    model = add_lambda(make.from_config(config, attn_implementation=given), 0.7)
+    model.save_pretrained(tmp_path)
+    loaded = make.from_pretrained(tmp_path)
+    parts = loaded.config.text_config, loaded.config.vision_config
+    assert [part._attn_implementation for part in parts] == ["relation", "sdpa"]
+    assert "add_lambda" in refusal(lambda: loaded(TOKENS))
+
+
 def test_lambda_below_a_reloaded_adapter_is_the_saved_one(tmp_path):
     llama(2).save_pretrained(tmp_path / "base")
     base = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base")
