@@ -290,6 +290,17 @@ def test_a_refused_padded_block_leaves_its_cache_as_it_was():
     close(following, model(TOKENS[:2, :4]).logits[:, 3:])
 
 
+@each_layout
+def test_padding_that_the_cache_read_as_text_is_refused(variant):
+    _, model = build(variant)
+    padding = torch.ones_like(TOKENS[:, :7])
+    padding[0, :2] = 0
+    for first, later in ((None, padding), (padding[:, :6], padding * 0 + 1)):
+        cache = model(TOKENS[:, :6], attention_mask=first, use_cache=True).past_key_values
+        given = {"attention_mask": later, "past_key_values": cache}
+        assert "other padding" in refusal(lambda given=given: model(TOKENS[:, 6:7], **given))
+
+
 def test_an_offloaded_embedding_is_refused():
     accelerate, (_, model) = pytest.importorskip("accelerate"), build("full")
     accelerate.cpu_offload(model, execution_device=torch.device("cpu"))
