@@ -257,12 +257,13 @@ class RelationModel(RelationPreTrainedModel):
         if mask is not None:
             if state.length == 0:
                 return self._begin(tokens, mask, state)
-            n, read = tokens.shape[1], state.lengths
-            refuse_if((mask[:, -n:] == 0).any(), "pad only a cache's first block")
-            # `states` refuses another number of rows.
-            if mask.shape[1] > n and (read is None or len(read) == len(mask)):
-                wrong = (mask[:, :-n] != 0).sum(1) != (state.length if read is None else read)
-                refuse_if(wrong.any(), "attention_mask has other padding than the cache has read")
+            n, read = tokens.shape[1], state.length if state.lengths is None else state.lengths
+            is_text = mask != 0
+            wrong = ~is_text[:, -n:].all(dim=1)  # (B,)
+            # A mask may be of the new tokens alone. `states` refuses another number of rows.
+            if mask.shape[1] > n and (state.lengths is None or len(read) == len(mask)):
+                wrong |= is_text[:, :-n].sum(dim=1) != read
+            refuse_if(wrong.any(), "pad only a cache's first block, and mask it as it was read")
         with torch.no_grad():  # after refuse_if: a compiled graph that raises would leave it on
             return self.decoder.states(tokens, state=state)
 
