@@ -54,7 +54,7 @@ def _describe(x: Tensor) -> list[TensorDescriptor | None]:
 
 
 def scales_exactly(D: int) -> bool:
-    """Whether half of D^-1/2 is a power of two, so that a tile times it is exact."""
+    """Whether half of D^-1/2 is a power of two: a tile times it is exact unless FP16 underflows."""
     return math.frexp(0.5 / math.sqrt(D))[0] == 0.5
 
 

@@ -77,7 +77,7 @@ class Constants(NamedTuple):
     """The compile-time constants of every Gluon kernel, its argument K.
 
     WIDE, REST, STAGES, SLOTS, GROUPS: see above. SCALE: D^-1/2. SCALED: half of it is a power of
-    two, so a tile is multiplied by it ahead, which is exact. MEMBERS: heads of p1 per head of p2.
+    two, so a tile is multiplied by it ahead (README, TMA). MEMBERS: heads of p1 per head of p2.
     The last two are registers per thread of the producer's warp group and of consumers 1 and 2.
     Triton before 3.8 takes no field in `static_range`, only gl.constexpr of it, nor in a list.
     """

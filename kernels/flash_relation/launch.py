@@ -25,8 +25,7 @@ def chosen(name: str, launches: Launches, owned: Tensor, documents: bool) -> Glu
     launches: the entry that `select_launches` returns. owned: the pass owns rows of this (B, H, T,
     D). Gluon's forward takes only BF16, because it keeps no running maximum.
     """
-    fits = (torch.bfloat16,) if name == "forward" else (torch.bfloat16, torch.float16)
-    if owned.dtype not in fits:
+    if owned.dtype != torch.bfloat16 and (owned.dtype != torch.float16 or name == "forward"):
         return None
     B, H, T, _ = owned.shape
     large = not documents and T >= LONG and B * H * T >= LARGE

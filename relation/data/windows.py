@@ -141,10 +141,10 @@ def validation_batches(
         yield chunk[:-1].reshape(count, length), chunk[1:].reshape(count, length)
 
 
-def first_windows(tokens: np.ndarray, length: int, count: int, part: int) -> np.ndarray:
-    """Return the first `part` inputs of a split's first `count` full windows, (count, part) int64.
+def first_windows(tokens: np.ndarray, length: int, count: int, prefix: int) -> np.ndarray:
+    """Return the first `prefix` tokens of a split's first `count` full windows, (count, prefix).
 
-    Raises InputError if the split has fewer windows.
+    They are int64. Raises InputError if the split has fewer windows.
     """
     full = (len(tokens) - 1) // length
     if full < count:
@@ -152,7 +152,7 @@ def first_windows(tokens: np.ndarray, length: int, count: int, part: int) -> np.
             f"the validation split holds {full} windows of {length} tokens, but the "
             f"diagnostics read {count}; add validation text"
         )
-    return np.asarray(tokens[: count * length]).reshape(count, length)[:, :part].astype(np.int64)
+    return np.asarray(tokens[: count * length]).reshape(count, length)[:, :prefix].astype(np.int64)
 
 
 # A mask returns the documents of inputs (B, T), or None if tokens may see other documents.
