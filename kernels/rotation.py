@@ -45,8 +45,10 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, back: bool = False) -> Tensor:
     B, H, T, D = x.shape
     if x.stride(-1) != 1:
         x = x.contiguous()
-    # Expanded, because the definition broadcasts tables of one row or one position.
-    cos, sin = (table.expand((B, T, D)[-table.ndim :]).contiguous() for table in (cos, sin))
+    shape = (B, T, D)[-cos.ndim :]
+    if cos.shape != shape or sin.shape != shape:  # of one row or position: broadcast, as in PyTorch
+        cos, sin = cos.expand(shape), sin.expand(shape)
+    cos, sin = cos.contiguous(), sin.contiguous()
     out = empty_tokens(x, H)
     rows, width = B * T * H, next_power_of_2(D // 2)
     own = max(1, _NUMBERS // width)  # rows per program; a row is one head of one token
