@@ -128,11 +128,11 @@ def test_conditions_of_a_gpu_are_read():
 
 
 @pytest.mark.gpu
-def test_a_replayed_graph_takes_the_time_of_its_calls():
+def test_a_replay_runs_all_calls_and_enough_of_them():
     device = torch.device("cuda", 0)
-    x = torch.randn(4096, 4096, device=device, dtype=torch.bfloat16)
-    once, thrice = Timer(device, lambda: x @ x), Timer(device, lambda: x @ x @ x @ x)
-    assert 2 < thrice.seconds() / once.seconds() < 4.5
-    # A call that keeps the host longer than the device is captured more often, not timed alone.
-    short = Timer(device, lambda: time.sleep(1e-3) or x[0] + 1)
-    assert short.calls * short.seconds() > 2e-4
+    count = torch.zeros(1, device=device)
+    # The call keeps the host far longer than the device.
+    timer = Timer(device, lambda: time.sleep(1e-3) or count.add_(1))
+    before = count.item()
+    timer.seconds()
+    assert count.item() - before == timer.calls > 10
