@@ -16,6 +16,7 @@ import pandas as pd
 
 from relation.plan import Setting
 from relation.variants import ABLATIONS, VARIANTS
+from report import stats
 from report.data import Records
 from report.evidence import LAST_BIT, Case, Evidence, Term, above, below, compare, joined, outcome
 from report.paper import GPU, SCALES, SEEDS
@@ -156,11 +157,14 @@ def wins(case: Case) -> Iterator[Evidence]:
     n = len(pairs) - len(gaps)
     # A missing pair may be a loss. If that could change the result, the claim is undecided.
     decided = n and (len(lost) > 1 or len(lost) + len(gaps) <= 1)
+    won = stats.share(n - len(lost), max(n, 1))
+    interval = f"95% interval of the share won: {won.low:.0%} to {won.high:.0%}" if decided else ""
     yield Evidence(
         "number of wins", "pairs won by Relation", paper=sum(t.paper < 0 for t in pairs.values()),
         ours=n - len(lost) if n else None, n=n, counted="pairs", paper_n=len(pairs),
         direction=len(lost) <= 1 if decided else None, essential=True, asks_size=False,
-        note=joined(f"pairs lost: {', '.join(lost)}" if lost else "", *missing),
+        contested=won.low <= 1 - 1 / len(pairs) <= won.high,
+        note=joined(f"pairs lost: {', '.join(lost)}" if lost else "", interval, *missing),
     )  # fmt: skip
     yield from _further(case, "won", "pairs won by Relation", dict.fromkeys(SCALES, Term()))
 

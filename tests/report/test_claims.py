@@ -169,7 +169,8 @@ def test_a_bound_lies_where_the_rule_says(number, verdict, table, row, column, n
     words = isinstance(new, str)
     cells = changed(table, row, column, **{"text" if words else "value": new})
     claim = judged(cells)[number]
-    assert claim.verdict == verdict and claim.reason and not claim.not_established
+    assert claim.verdict == verdict and claim.reason
+    assert bool(claim.not_established) == (number == 2)  # few pairs have a wide interval
 
 
 @pytest.mark.parametrize(
@@ -252,6 +253,10 @@ def test_missing_pairs_leave_the_wins_open_only_where_they_matter(drop, lost, ve
     claim = judged(cells)[2]
     assert claim.verdict == verdict
     assert (claim.evidence[0].n, claim.evidence[0].ours) == (9 - len(drop), 9 - len(drop + lost))
+    # Each of these shares is compatible with one pair lost in nine.
+    assert bool(claim.not_established) == (verdict != "not tested")
+    cells.loc[of_pairs, "value"] = 0.1
+    assert judged(cells)[2].verdict == "not reproduced" and not judged(cells)[2].not_established
 
 
 def test_a_loss_that_is_never_reached_spares_no_tokens() -> None:
