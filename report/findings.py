@@ -3,6 +3,7 @@
 Run `python -m report.findings`. Each line names the rows behind its numbers.
 """
 
+import math
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from textwrap import fill
@@ -46,19 +47,23 @@ def cells(settings: list[data.Records]) -> None:
         print(rows[names].to_string(index=False, float_format="{:.6f}".format))
         for verdict, count, unsure in overview.tally(claims.judge(shown, stored)):
             print(f"{name}, claims {verdict}: {count}, not established {unsure}")
-        for row in overview.differences(stored.runs):
-            estimates = f"{row['final_nll']:+.4f} {row['bits']:+.5f}"
-            print(f"{name} {row['own_scale']}, full - mha, nat/token, bits: {estimates}")
 
 
-def fair_spread(runs: pd.DataFrame) -> None:
-    """Print the deviation of each arm on fresh seeds, and primary differences by kind of GPU."""
-    fresh = fair.runs_of(runs, "10M")
+def fair_spread(frames: dict[str, pd.DataFrame]) -> None:
+    """Print deviations, primary differences by GPU, and what MHA gains in equal time."""
+    runs, fresh = frames["runs"], fair.runs_of(frames["runs"], "10M")
     print("deviation of final NLL:", fresh.groupby("variant")["final_nll"].std().round(4).to_dict())
     for device, device_runs in fresh.groupby("device"):
         for over, under in fair.PRIMARY:
             pair = fair.compare_arms(device_runs, over, under)
             print(f"{device}, {over} - {under}, {pair.seeds} seeds: {pair.welch:+.4f}")
+    mha = (fair.runs_of(runs, "10M", each).query("variant == 'mha'") for each in ("tuned", "long"))
+    short, long = (each["final_nll"].mean() for each in mha)  # 150M and 600M tokens
+    for variant in ("mha-gate", "mha-qknorm-gate"):
+        speed, _ = study.throughput(frames["steps"], variant, "cudnn")
+        fewer_tokens = (short - long) * math.log(1 / speed, 4)
+        gain = fair.compare_arms(fresh, variant, "mha").welch.value + fewer_tokens
+        print(f"{variant} - mha in equal time, if NLL is linear in log tokens: {gain:+.4f}")
 
 
 def variants(runs: pd.DataFrame) -> None:
@@ -88,6 +93,9 @@ def settings_apart(runs: pd.DataFrame, flow: pd.DataFrame) -> None:
     theirs = paper.number("app-hybrid", "mean", "nll", "mean")
     theirs -= paper.number("main-results", "30M", "mha_nll", "mean")
     print(f"the paper, 30M: hybrid - mha: {theirs:+.4f}")
+    for scale in paper.SCALES:
+        pairs = [paper.number("app-nll", f"{scale}/{seed}", "delta") for seed in paper.SEEDS]
+        print(f"the paper, {scale}: full - mha: {stats.mean(pairs):+.4f}")
 
 
 def first_layer(probes: pd.DataFrame) -> None:
@@ -191,7 +199,7 @@ def main() -> None:
         print(section.table.drop(columns="", errors="ignore").to_string(index=False))
     names = ("fair", "books", "readings")
     tuned, books, trials = (records.load(records.PUBLISHED / name) for name in names)
-    fair_spread(tuned["runs"])
+    fair_spread(tuned)
     first_layer(tuned["probes"].query("variation.str.contains('^tuned|^rate-2')"))
     curves(tuned["probes"].query("variation == 'long'"))
     cells(settings)

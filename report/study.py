@@ -272,9 +272,9 @@ def shares_of_the_end(estimates: pd.Series) -> dict[str, str]:
 
 def rates(runs: pd.DataFrame, folder: Path) -> Iterator[Section]:
     """Yield the search for each arm's learning rate, one section per scale: rates, rates-30M."""
-    runs = runs[runs["variation"].str.startswith("rate")]
-    for scale, scale_runs in runs.groupby("scale"):
+    for scale, scale_runs in runs[runs["variation"].str.startswith("rate")].groupby("scale"):
         name = "rates" if scale == "10M" else f"rates-{scale}"
+        fresh = fair.runs_of(runs, scale).groupby("variant")["final_nll"].mean()
         # At 30M each arm has its own first rate; all arms try the same multiples of it.
         factor, sign = scale_runs["variation"].str.partition("-")[2], "" if scale == "10M" else "×"
         rate = factor.astype(float) if sign else scale_runs["learning_rate"]
@@ -284,10 +284,11 @@ def rates(runs: pd.DataFrame, folder: Path) -> Iterator[Section]:
         rows = []
         for variant in (variant for variant in ARMS if variant in means.index):
             arm_runs = scale_runs[scale_runs["variant"] == variant]
-            best, _ = fair.best_rate(arm_runs)
+            best, fitted = fair.best_rate(arm_runs)
             row = {"variant": title(variant), "runs": str(len(arm_runs))}
             row |= {f"{sign}{x:.3g}": number(mean, ".4f") for x, mean in means.loc[variant].items()}
-            rows.append(row | {"best rate": f"{best:.3g}"})
+            row |= {"rate": f"{best:.3g}", "fitted": f"{fitted:.4f}"}
+            rows.append(row | {"new seeds": number(fresh.get(variant), ".4f")})
         times, unit = (1, ", times the variant’s first") if sign else (1e3, " (10⁻³)")
         panels = _rate_panels(scale_runs, means, times, f"learning rate{unit}")
         save(panels, folder / f"{name}.svg")

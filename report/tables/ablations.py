@@ -69,7 +69,8 @@ def ablation_seeds(runs: pd.DataFrame) -> Cells:
 
 @table("14", "app-hybrid", "Hybrid Relation by seed", scale="30M", names={"mean": "Mean ± SD"})
 def hybrid_seeds(runs: pd.DataFrame) -> Cells:
-    """Final validation NLL of the Hybrid: in the paper, three Full and nine Linear layers."""
+    """Final validation NLL of the Hybrid, three Full and nine Linear layers in the paper, by seed.
+    Mean ± sample standard deviation over seeds."""
     chosen = (runs["variant"] == "hybrid") & (runs["scale"] == "30M") & ~runs["further"]
     runs = runs[chosen]
     yield from means(nll(runs, row=runs["seed"].astype(str), column="nll"))

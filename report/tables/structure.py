@@ -60,7 +60,7 @@ def lengths(flow: pd.DataFrame) -> Cells:
 @table("4", "relation_internal", "Internal organization")
 def internal_organization(flow: pd.DataFrame) -> Cells:
     """Diagonal flow (MHA) or Self flow (Relation) and effective rank by depth, and historical flow
-    beyond a distance d, which is the same fraction of T in shorter sequences. Means over seeds."""
+    beyond a distance of d tokens, the same fraction of T in shorter sequences. Means over seeds."""
     yield from scale_means(flow, ROUTING)
     layers, seeds = by_layer(flow), sorted(flow["seed"].unique())
     first = over_layers(layers, {"l0_self": "self_flow", "l0_effrank": "effective_rank"}, 0, 0)
@@ -86,8 +86,8 @@ def layerwise(flow: pd.DataFrame) -> Cells:
 
 @table("8", "app-structural-routing", "Historical routing")
 def routing(flow: pd.DataFrame) -> Cells:
-    """Historical flow beyond three distances and on the first token, conditioned on history.
-    Means over seeds."""
+    """Historical flow beyond three distances, in tokens, and on the first token, conditioned on
+    history. Means over seeds."""
     yield from scale_means(flow, ROUTING)
 
 
@@ -99,5 +99,6 @@ def sink_profile(flow: pd.DataFrame) -> Cells:
 
 @table("10", "app-structural-spectrum", "Flow spectrum")
 def spectrum(flow: pd.DataFrame) -> Cells:
-    """Singular values of the normalized flow, over all layers. Means over seeds."""
+    """Singular values of the normalized flow: means over heads, layers and seeds. 90% and 95% dims:
+    the number of singular values with that share of the energy (their squares)."""
     yield from scale_means(flow, SPECTRUM)

@@ -135,7 +135,7 @@ def efficient(steps: pd.DataFrame, precision: Sequence[str]) -> Cells:
 def production(steps: pd.DataFrame, precision: Sequence[str]) -> Cells:
     """FlashAttention and FlashRelation at each scale's own context, in whole training steps. A rate
     is the median over rounds in which the sides take turns, FR/FA is the median of the rounds'
-    ratios with its 95% interval, memory is the peak."""
+    ratios with its 95% interval, memory is PyTorch's peak."""
     rows = steps.query("benchmark == 'matched'")
     yield from step_cells(rows, "app-prod-fr-fa")
     for scale, matched in rows.groupby("scale", sort=False):

@@ -231,7 +231,8 @@ def test_the_shipped_comparison_follows_its_protocol(tmp_path):
     section, *_ = study.rates(runs, tmp_path)
     row = section.table.set_index("variant").loc["MHA"]
     # A dash marks a rate that was not tried.
-    assert row[["0.001", "0.00283", "best rate"]].tolist() == ["3.2991", "—", "0.00126"]
+    assert row[["0.001", "0.00283", "rate"]].tolist() == ["3.2991", "—", "0.00126"]
+    assert row[["fitted", "new seeds"]].tolist() == ["3.2766", "3.2875"]
     first = both_tables(runs)["primary"]
     assert list(first["verdict"]) == ["better, by less than 0.01", "equivalent"]
     assert first["Welch"].iloc[0].startswith("−0.0042") and set(first["seeds"]) == {"48"}
