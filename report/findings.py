@@ -17,7 +17,7 @@ from report.render import number
 
 # Cells of the tables that these pages quote: table, row and column.
 QUOTED = (
-    r"app-nll .*(mean|further) .*|efficient-relation .* (matched|peers.other)_?.?ratio"
+    r"app-nll .*(mean|further) .*|efficient-relation .* ((matched.|peers.*_)ratio|fixed.speedup)"
     r"|main-results .* (token_reduction|epochs)|app-ablation .* delta|app-configs .* params.*"
     r"|app-prod-fr-fa .* allocated.*"
     r"|relation_internal .* (l0_self|l2_exchange).full"
