@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 
 import pandas as pd
+import scipy  # as in report/stats.py
 
 from relation.plan import Setting
 from relation.variants import ABLATIONS, VARIANTS
-from report import stats
 from report.data import Records
 from report.evidence import LAST_BIT, Case, Evidence, Term, above, below, compare, joined, outcome
 from report.paper import GPU, SCALES, SEEDS
@@ -157,7 +157,7 @@ def wins(case: Case) -> Iterator[Evidence]:
     n = len(pairs) - len(gaps)
     # A missing pair may be a loss. If that could change the result, the claim is undecided.
     decided = n and (len(lost) > 1 or len(lost) + len(gaps) <= 1)
-    won = stats.share(n - len(lost), max(n, 1))
+    won = scipy.stats.binomtest(n - len(lost), max(n, 1)).proportion_ci()
     interval = f"95% interval of the share won: {won.low:.0%} to {won.high:.0%}" if decided else ""
     yield Evidence(
         "number of wins", "pairs won by Relation", paper=sum(t.paper < 0 for t in pairs.values()),

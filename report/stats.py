@@ -82,12 +82,6 @@ def holm(p: Sequence[float]) -> np.ndarray:
     return corrected
 
 
-def share(successes: int, n: int) -> Estimate:
-    """Return the share of successes with the exact 95% interval of Clopper and Pearson."""
-    ends = scipy.stats.binomtest(successes, n).proportion_ci()
-    return Estimate(successes / n, float(ends.low), float(ends.high), n)
-
-
 def correlation(x: Sequence[float], y: Sequence[float]) -> Estimate:
     """Return Pearson's correlation with Fisher's interval, which needs at least four pairs."""
     n = len(x)

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pandas as pd
 import pytest
+import scipy.stats
 
 from report import claims, paper, stats
 from report.evidence import Evidence, Term, below, compare, outcome
@@ -255,6 +256,10 @@ def test_missing_pairs_leave_the_wins_open_only_where_they_matter(drop, lost, ve
     assert (claim.evidence[0].n, claim.evidence[0].ours) == (9 - len(drop), 9 - len(drop + lost))
     # Each of these shares is compatible with one pair lost in nine.
     assert bool(claim.not_established) == (verdict != "not tested")
+    won, n = int(claim.evidence[0].ours), claim.evidence[0].n
+    low, high = scipy.stats.beta.ppf([0.025, 0.975], [won, won + 1], [n - won + 1, n - won])
+    interval = f"95% interval of the share won: {low:.0%} to {1 if won == n else high:.0%}"
+    assert (interval in claim.evidence[0].note) == (verdict != "not tested")
     cells.loc[of_pairs, "value"] = 0.1
     assert judged(cells)[2].verdict == "not reproduced" and not judged(cells)[2].not_established
 

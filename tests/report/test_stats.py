@@ -41,13 +41,6 @@ def test_holm_corrects_in_steps() -> None:
     assert with_none[0] == pytest.approx(0.06) and math.isnan(with_none[1])
 
 
-def test_a_share_has_the_exact_interval() -> None:
-    share = stats.share(4, 7)
-    ends = scipy.stats.beta.ppf([0.025, 0.975], [4, 5], [4, 3])
-    assert (share.low, share.high) == pytest.approx(ends) and share.value == 4 / 7
-    assert stats.share(7, 7).high == 1
-
-
 def test_correlation_has_fishers_interval_from_four_pairs_on() -> None:
     x, y = [1.0, 2.0, 3.0, 4.0, 5.0], [1.1, 1.9, 3.2, 3.8, 5.3]
     ends = scipy.stats.pearsonr(x, y).confidence_interval()
