@@ -195,7 +195,7 @@ def main() -> None:
     with TemporaryDirectory() as figures:
         sections = study.sections(Path(figures), settings)  # the fair comparison first
     for section in (each for each in sections if each.table is not None):
-        print(fill(f"Study, {section.name}. {section.summary}", 200))
+        print(fill(f"Study, {section.name}. {' '.join(section.summary)}", 200))
         print(section.table.drop(columns="", errors="ignore").to_string(index=False))
     names = ("fair", "books", "readings")
     tuned, books, trials = (records.load(records.PUBLISHED / name) for name in names)

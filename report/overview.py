@@ -12,7 +12,7 @@ from report.claims import Judged
 from report.data import Setting
 from report.evidence import VERDICTS
 from report.paper import SCALES
-from report.render import axis, number
+from report.render import DASH, axis
 
 # Table and column of the cells that the first page shows next to a scale's difference.
 CONTEXT_CELLS = (("main-results", "token_reduction"), ("relation_internal", "l0_self.full"))
@@ -91,29 +91,30 @@ def losses(runs_of_settings: Sequence[pd.DataFrame]) -> list[dict[str, Any]]:
 def cost(cells: pd.DataFrame) -> dict[str, dict[str, str]]:
     """Return the cost of a training step with FlashRelation, compared with attention.
 
-    The keys are quantity and scale. A value comes from the first setting that has it. A quantity
-    without a value at any scale is left out.
+    The keys are quantity and scale. A value, with its interval if the table has one, comes from the
+    first setting that has it. A quantity without a value at any scale is left out.
     """
     cells = cells[(cells["status"] == "ok") & cells["row"].isin(SCALES)]
     cells = cells.drop_duplicates(["table", "column", "row"])
     cells = cells.assign(scale=cells["scale"].fillna(cells["row"]))
     others = cells.loc[cells["column"] == "peers.name", "text"].unique()
     behind = cells[cells["column"].isin(COST)]
-    values = behind.pivot(index="scale", columns="column", values="value")
-    values = values.reindex(cells["scale"].unique(), columns=COST)
+    estimates = map(stats.Estimate, behind["value"], behind["low"], behind["high"])
+    behind = behind.assign(estimate=[f"{each:.2f}" for each in estimates])
+    scales, by = cells["scale"].unique(), {"index": "scale", "columns": "column"}
+    pivots = (behind.pivot(**by, values=name) for name in ("value", "estimate"))
+    values, speeds = (pivot.reindex(scales, columns=COST) for pivot in pivots)
     memory = values["allocated.full"] / values["allocated.mha"]
+    more = values["params.full"] - values["params.mha"]
     quantities = {
-        ("times the tokens/s of FlashAttention", ".2f"): values["matched.ratio"],
-        (f"times the tokens/s of {' or '.join(others)}", ".2f"): values["peers.other_ratio"],
-        ("times the tokens/s of the materialised operator", ".2f"): values["fixed.speedup"],
-        ("times the memory of FlashAttention", ".3f"): memory,
-        ("more parameters", ".0f"): values["params.full"] - values["params.mha"],
+        "times the tokens/s of FlashAttention": speeds["matched.ratio"],
+        f"times the tokens/s of {' or '.join(others)}": speeds["peers.other_ratio"],
+        "times the tokens/s of the materialised operator": speeds["fixed.speedup"],
+        "times the memory of FlashAttention": memory.map("{:.3f}".format, na_action="ignore"),
+        "more parameters": more.map("{:.0f}".format, na_action="ignore"),
     }
     table = pd.DataFrame(quantities).dropna(how="all").dropna(axis="columns", how="all")
-    return {
-        name: {scale: number(x, form) for scale, x in by_scale.items()}
-        for (name, form), by_scale in table.items()
-    }
+    return table.fillna(DASH).to_dict()
 
 
 def tally(judged: Sequence[Judged]) -> list[tuple[str, int, int]]:

@@ -10,28 +10,25 @@ from matplotlib.ticker import PercentFormatter
 
 from relation import plan
 from relation.variants import PAIRED
-from report import paper, stats
+from report import stats
 from report.figures import style
-from report.figures.style import COLOUR, INK, MUTED, grid, plot, save
+from report.figures.style import MUTED, plot, save
 from report.render import number
 
-# Further columns of the table: title and format.
-SHOWN = {
-    "mha": ("MHA", ".4f"),
-    "full": ("Relation", ".4f"),
-    "apart": ("Relation − MHA", "+.4f"),
-    "self0": ("L0 Self flow", ".1%"),
-    "diagonal0": ("L0 MHA diagonal", ".1%"),
-    "rank0": ("L0 rank, Relation / MHA", ".2f"),
-    "self1": ("L1 Self flow", ".1%"),
-    "lambda0": ("λ of L0", ".2f"),
-    "rho": ("ρ", ".2f"),
-}
-# Panels of the figure: column, label, the paper's value.
-CURVES = (
-    ("apart", "Relation − MHA (nat/token)", ("app-nll", "10M/mean", "delta")),
-    ("self0", "Self flow of the first layer", ("relation_internal", "10M", "l0_self.full")),
+# Further columns of the table: column of `values`, title and format.
+SHOWN = (
+    ("mha", "MHA", ".4f"),
+    ("full", "Relation", ".4f"),
+    ("self0", "L0 Self flow", ".1%"),
+    ("diagonal0", "L0 MHA diagonal", ".1%"),
+    ("rank0", "L0 rank, Relation / MHA", ".2f"),
+    ("self1", "L1 Self flow", ".1%"),
+    ("lambda0", "λ of L0", ".2f"),
+    ("rho", "ρ", ".2f"),
 )
+# How W_O and W_down start: whether they are divided, and its name; colour and marks of the figure.
+RESIDUAL = {False: "as the others", True: "divided by sqrt(2L)"}
+LOOKS = ((False, style.MATERIALISED, "o", "x"), (True, style.LINEAR, "^", "+"))
 
 
 def rho(specification: str) -> float:
@@ -77,51 +74,39 @@ def values(frames: dict[str, pd.DataFrame]) -> pd.DataFrame:
     return table.dropna(subset="apart").reset_index()
 
 
-def draw(pairs: pd.DataFrame, folder: Path) -> pd.DataFrame:
-    """Return the table of all settings; write readings.svg and anchor.svg. pairs: `values`."""
-    variations = plan.load({"campaign": "readings"}).variations
+def table(pairs: pd.DataFrame) -> pd.DataFrame:
+    """Return the table of all settings; "" holds the differences to draw. pairs: `values`."""
+    variations, rows = plan.load({"campaign": "readings"}).variations, []
     groups = pairs.groupby("variation")
-    mean = groups.mean(numeric_only=True).sort_values("apart")
-    changed = [variations.get(name, {}).get("title", name) for name in mean.index]
-    scaled = mean.index.str.startswith("scaled")
-    arms = ["divided by sqrt(2L)" if each else "as the others" for each in scaled]
-    counts = groups.size()[mean.index].astype(str).to_list()
-    table = pd.DataFrame({"changed": changed, "W_O, W_down": arms, "pairs": counts})
-    for column, (name, form) in SHOWN.items():
-        table[name] = [number(value, form, small=False) for value in mean[column]]
+    for name, mean in groups.mean(numeric_only=True).sort_values("apart").iterrows():
+        apart = stats.mean(groups.get_group(name)["apart"])
+        row = {"changed": variations.get(name, {}).get("title", name)}
+        row |= {"W_O, W_down": RESIDUAL[name.startswith("scaled")], "pairs": str(apart.n)}
+        row["Relation − MHA"], row[""] = f"{apart:+.4f}", apart
+        row |= {title: number(mean[column], form, small=False) for column, title, form in SHOWN}
+        rows.append(row)
+    return pd.DataFrame(rows)
 
-    figure, axes = grid(1, 2, 0.17 * len(mean) + 0.6, sharey=True)
-    places = {name: -place for place, name in enumerate(mean.index)}
-    colours = [COLOUR["mha" if each else "full"] for each in scaled]
-    for panel, (column, label, printed) in zip(axes[0], CURVES, strict=True):
-        style.sideways(panel, changed)
-        panel.plot(pairs[column], pairs["variation"].map(places), ".", color=MUTED, alpha=0.6)
-        panel.scatter(mean[column], places.values(), color=colours, zorder=3)
-        panel.axvline(paper.number(*printed), color=INK, linewidth=0.7, linestyle=style.DASHES)
-        panel.set(xlabel=label, ylim=(0.7 - len(mean), 0.7))
-    axes[0, 0].axvline(0, color=INK, linewidth=0.7)
-    axes[0, 1].xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    save(figure, folder / "readings.svg")
 
-    figure, panel = plot(3.2)
+def draw_anchor(pairs: pd.DataFrame, folder: Path) -> None:
+    """Draw Self flow against ρ as anchor.svg. pairs: `values`."""
+    figure, panel = plot(3.3)
     divided = pairs["variation"].str.startswith("scaled")
     # At the paper's learning rate and on whole books, ρ separates settings with an anchor.
     rate, short = (pairs["variation"].str.contains(each) for each in ("lr-", "short"))
-    marks = (
-        ("the paper’s learning rate", ~rate & ~short, {"marker": "o"}),
-        ("another learning rate", rate, {"marker": "o", "markerfacecolor": "none"}),
-        ("books cut short", short, {"marker": "x"}),
-    )
-    arms = (("W_O, W_down as the others", False, "full"), ("divided by sqrt(2L)", True, "mha"))
-    for label, chosen, mark in marks:
-        panel.plot([], [], color=MUTED, linestyle="none", label=label, **mark)
-        for _, scaled, arm in arms:
+    for scaled, colour, point, cross in LOOKS:
+        short_name = RESIDUAL[scaled].partition(" by")[0]
+        marks = (
+            (RESIDUAL[scaled], ~rate & ~short, {"marker": point}),
+            (f"{short_name}, another rate", rate, {"marker": point, "markerfacecolor": "none"}),
+            (f"{short_name}, books cut short", short, {"marker": cross}),
+        )
+        for label, chosen, mark in marks:
             shown = pairs[(divided == scaled) & chosen]
-            panel.plot(shown["rho"], shown["self0"], color=COLOUR[arm], linestyle="none", **mark)
-    for label, _, arm in arms:
-        panel.plot([], [], "s", color=COLOUR[arm], label=label)
+            look = {"color": colour, "linestyle": "none", "label": label}
+            panel.plot(shown["rho"], shown["self0"], **look, **mark)
     panel.axhline(0.2, color=MUTED, linewidth=0.7, linestyle=style.DASHES)
-    panel.set(xscale="log", xlabel="ρ", ylabel="Self flow of the first layer")
+    panel.set(xscale="log", xlabel="ρ at the start", ylabel="Self flow of the first layer")
+    panel.xaxis.set_major_formatter("{x:g}")
     panel.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     save(figure, folder / "anchor.svg")
-    return table

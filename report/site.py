@@ -66,8 +66,9 @@ def build(campaign: plan.Campaign, out: Path, published: bool) -> None:
         },
         "index.html": {
             "differences": differences,
-            "tuned": next((each.summary for each in sections if each.summary), ""),
+            "tuned": next((each.summary for each in sections if each.summary), ()),
             "cost": overview.cost(cells),
+            "device": " or ".join(cells["text"][cells["column"] == "device"].unique()[:1]),
             "tally": list(map(overview.tally, judged)),
             "claims": by_claim,
             "miniature": miniature,

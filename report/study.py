@@ -13,11 +13,11 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from relation import plan, records
+from relation import records
 from relation.errors import InputError
 from relation.variants import ARMS, PAIRED
 from report import data, fair, overview, readings, stats
-from report.data import counted, title
+from report.data import counted
 from report.figures import style
 from report.figures.style import COLOUR, INK, MUTED, Bar, forest, grid, save
 from report.render import number
@@ -31,6 +31,7 @@ ELSEWHERE = (
     ("10M", "long", "10M on 600M tokens"),
     ("10M", "small-updates", "10M, 32,768 tokens per update"),
 )
+MARK = {"mha": "o", "full": "s"}
 HORIZONS = (("150M", fair.TUNED), ("600M", "long"))  # training tokens, variation
 
 
@@ -39,14 +40,13 @@ class Section:
     """A part of the page. templates/study_texts.html.j2 has its title, texts and caption.
 
     table: a frame of text; its column "", if any, holds the estimates that are drawn. figure:
-    whether <name>.svg exists. summary: the result in a few sentences, and how many runs have
-    finished; the first page shows it too.
+    whether <name>.svg exists. summary: the results in a few sentences, for the first page.
     """
 
     name: str
     table: pd.DataFrame | None = None
     figure: bool = False
-    summary: str = ""
+    summary: Sequence[str] = ()
 
 
 def sections(folder: Path, settings: Sequence[data.Records]) -> list[Section]:
@@ -61,20 +61,26 @@ def sections(folder: Path, settings: Sequence[data.Records]) -> list[Section]:
     steps, fresh = pd.concat([tuned["steps"], books["steps"]]), fair.runs_of(runs, "10M")
     compared = fair.comparison_table(runs)
     primary = replace(comparisons(compared, "primary"), summary=fair_summary(compared, runs))
+    pairs = readings.values(trials)
     with style.styled():
-        readings_table = readings.draw(readings.values(trials), folder)
+        readings.draw_anchor(pairs, folder)
+        worth(fresh, folder)  # of the first page
         return [
             primary,
-            worth(fresh, folder),
             Section("arms", arm_table(fresh, probes, steps)),
             comparisons(compared, "minus-mha"),
             *elsewhere(runs),
             head_start(runs, probes, folder),
             *rates(runs, folder),
             answer_section(runs, settings, folder),
-            Section("readings", readings_table, figure=True),
+            Section("readings", readings.table(pairs)),
             Section("anchor", figure=True),
         ]
+
+
+def title(variant: str) -> str:
+    """Return the name of an arm on this page, where the paper's Full Relation is Relation."""
+    return data.title(variant).removeprefix("Full ")
 
 
 def minus(over: str, under: str) -> str:
@@ -105,18 +111,20 @@ def answer_section(runs: pd.DataFrame, settings: Sequence[data.Records], folder:
     return Section("answer", figure=True)
 
 
-def fair_summary(compared: pd.DataFrame, runs: pd.DataFrame) -> str:
-    """State the primary comparisons with their verdicts, and how many runs have finished."""
-    parts = ["Each variant has its own learning rate, at 10M on the corpus library"]
+def fair_summary(compared: pd.DataFrame, runs: pd.DataFrame) -> list[str]:
+    """State each primary comparison on both horizons, with its verdict on the planned one."""
+    parts, further = [], fair.runs_of(runs, "10M", "long")
     for row in compared.query("family == 'primary'").itertuples():
-        value = f"{row.comparison.welch:+.4f} nat/token on {row.comparison.seeds} seeds"
-        parts.append(f"{minus(row.over, row.under)}: {value}, {fair.verdict(row)}")
-    planned = {run.hash for run in plan.load({"campaign": "fair"}).planned}
-    parts.append(f"Of {len(planned)} planned runs, {runs['hash'].isin(planned).sum()} are here.")
-    return ". ".join(parts)
+        of, long = row.comparison, fair.compare_arms(further, row.over, row.under)
+        text = f"{minus(row.over, row.under)}, on 150M tokens, {of.seeds} seeds: "
+        text += f"{of.welch:+.4f} nat/token, {fair.verdict(row)}."
+        if long:
+            text += f" On 600M tokens, {long.seeds} seeds, not tested: {long.welch:+.4f}."
+        parts.append(text)
+    return parts
 
 
-def worth(fresh: pd.DataFrame, folder: Path) -> Section:
+def worth(fresh: pd.DataFrame, folder: Path) -> None:
     """Draw the difference of each arm from MHA, on fresh seeds at 10M."""
     seeds, bars = fresh["variant"].value_counts(), []
     for name in ARMS[1:]:
@@ -126,7 +134,6 @@ def worth(fresh: pd.DataFrame, folder: Path) -> Section:
     bars.sort(key=lambda bar: bar.estimate.value)
     label = f"final validation NLL − MHA’s, {seeds['mha']} seeds (nat/token)"
     save(forest(bars, label, margin=fair.MARGIN), folder / "worth.svg")
-    return Section("worth", figure=True)
 
 
 def arm_table(runs: pd.DataFrame, probes: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
@@ -232,7 +239,7 @@ def elsewhere(runs: pd.DataFrame) -> list[Section]:
 def head_start(runs: pd.DataFrame, probes: pd.DataFrame, folder: Path) -> Section:
     """Compare the primary differences during training with those at the end, on both horizons."""
     colours, rows = dict(zip(fair.PRIMARY, (style.RELATION, MUTED), strict=True)), []
-    figure, panels = grid(2, 1, 4.8, style.NARROW, sharey=True)
+    figure, panels = grid(2, 1, 4.9, style.NARROW, sharey=True)
     for (horizon, variation), axes in zip(HORIZONS, panels[:, 0], strict=True):
         curves = validation(probes, fair.runs_of(runs, "10M", variation))
         for over, under in colours:
@@ -243,12 +250,13 @@ def head_start(runs: pd.DataFrame, probes: pd.DataFrame, folder: Path) -> Sectio
             })  # fmt: skip
             mean, low, high = zip(*((e.value, e.low, e.high) for e in estimates), strict=True)
             look = {"color": colours[over, under]}
-            axes.plot(estimates.index, mean, label=name.replace(" − ", "\n− "), **look)
+            axes.plot(estimates.index, mean, label=name, **look)
             axes.fill_between(estimates.index, low, high, alpha=0.2, linewidth=0, **look)
             seeds = " and ".join(dict.fromkeys(str(arm.shape[1]) for arm in arms))
             row = {"comparison": name, "tokens": horizon, "seeds": seeds}
             rows.append(row | shares_of_the_end(estimates))
         axes.axhline(0, color=INK, linewidth=0.8)
+        axes.set_title(f"{horizon} training tokens")
         axes.set_ylabel("difference (nat/token)")
         style.counts(axes.xaxis)
     axes.set_xlabel("training tokens")
@@ -300,13 +308,13 @@ def _rate_panels(runs: pd.DataFrame, means: pd.DataFrame, times: float, label: s
     rates, arms = means.columns, [variant for variant in ARMS if variant in means.index]
     additions = list(dict.fromkeys(variant.partition("-")[2] for variant in arms))
     rows, sharing = math.ceil(len(additions) / 2), {"sharex": True, "sharey": True}
-    figure, axes = grid(rows, min(2, len(additions)), 1.6 * rows + 0.5, style.NARROW, **sharing)
+    figure, axes = grid(rows, min(2, len(additions)), 1.6 * rows + 0.8, style.NARROW, **sharing)
     for addition, panel in zip(additions, axes.flat, strict=True):
         panel.set_title(title(f"mha-{addition}").removeprefix("MHA + ") if addition else "plain")
         panel.set_xscale("log")
         if addition and "mha" in arms:
             look = {"color": MUTED, "linewidth": 0.8, "linestyle": style.DASHES}
-            panel.plot(rates, means.loc["mha"], **look)
+            panel.plot(rates, means.loc["mha"], label="MHA, plain", **look)
         for family in PAIRED:
             variant, look = f"{family}-{addition}".rstrip("-"), {"color": COLOUR[family]}
             if variant not in arms:
@@ -314,7 +322,7 @@ def _rate_panels(runs: pd.DataFrame, means: pd.DataFrame, times: float, label: s
             arm_runs = runs[runs["variant"] == variant]
             arm_runs = arm_runs[arm_runs.duplicated("rate", keep=False)]  # one run equals the mean
             panel.plot(arm_runs["rate"], arm_runs["final_nll"], ".", alpha=0.4, **look)
-            panel.plot(rates, means.loc[variant], "o-", **look)
+            panel.plot(rates, means.loc[variant], f"{MARK[family]}-", label=title(family), **look)
         panel.set_xticks(rates, [f"{times * rate:.3g}" for rate in rates])
         panel.xaxis.set_minor_locator(NullLocator())
     figure.supxlabel(label, fontsize=8)
