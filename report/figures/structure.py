@@ -85,7 +85,8 @@ def first_layer(rows: pd.DataFrame, records: Records) -> Figure:
 @drawing("flow-maps", "Flow maps", lambda r: paired(r.maps))
 def flow_maps(rows: pd.DataFrame, records: Records) -> Figure:
     """Flow between blocks of tokens on the first diagnosed sequence, mean over heads. A row shows
-    the sources of its tokens and sums to 1. Colours are logarithmic from 1/100,000 to 1."""
+    the sources of its tokens and sums to 1. Brighter is more, on a logarithmic scale from
+    1/100,000 (black) to 1."""
     models = [(scale, variant) for scale in style.scales_of(rows) for variant in PAIRED]
     figure, axes = style.grid(len(models), MAP_LAYERS, 1.5 * len(models))
     for axis in axes.flat:
