@@ -116,10 +116,10 @@ def fair_summary(compared: pd.DataFrame, runs: pd.DataFrame) -> list[str]:
     parts, further = [], fair.runs_of(runs, "10M", "long")
     for row in compared.query("family == 'primary'").itertuples():
         of, long = row.comparison, fair.compare_arms(further, row.over, row.under)
-        text = f"{minus(row.over, row.under)}, on 150M tokens, {of.seeds} seeds: "
-        text += f"{of.welch:+.4f} nat/token, {fair.verdict(row)}."
+        text = f"{minus(row.over, row.under)}, on 150M tokens: {fair.verdict(row)}. "
+        text += f"{of.welch:+.4f} nat/token, {of.seeds} seeds."
         if long:
-            text += f" On 600M tokens, {long.seeds} seeds, not tested: {long.welch:+.4f}."
+            text += f" On 600M tokens, not tested: {long.welch:+.4f}, {long.seeds} seeds."
         parts.append(text)
     return parts
 

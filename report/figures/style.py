@@ -75,15 +75,16 @@ def styled():
 def save(figure: Figure, path: Path) -> None:
     """Write a figure as SVG with the page's fonts and a dark scheme; equal figures, equal bytes.
 
-    One legend above the panels has all their labels.
+    One legend above the panels has all their labels, MHA first.
     """
     named = {}
     for panel in figure.axes:
         handles, names = panel.get_legend_handles_labels()
         named = dict(zip(names, handles, strict=True)) | named
     if named:
+        names, place = sorted(named, key=lambda name: name != "MHA"), "outside upper left"
         columns = int(figure.get_figwidth() / 2)
-        figure.legend(named.values(), named.keys(), loc="outside upper left", ncols=columns)
+        figure.legend([named[name] for name in names], names, loc=place, ncols=columns)
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
     svg = re.sub(r"(?<![\w-])-(?=[\d.])(?=[^<>]*</text>)", "−", buffer.getvalue())
