@@ -11,6 +11,8 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from relation import plan, records
 from relation.config import CONFIG, Options
 from report import claims, data, fair, figures, overview, render, study, table, tables
@@ -62,7 +64,7 @@ def build(campaign: plan.Campaign, out: Path, published: bool) -> None:
         "assumptions.html": {"assumptions": list(assumptions(campaign))},
         "records.html": {
             "groups": list(run_groups(campaign, choices, unshipped, published)),
-            "systems": [row for each in stored for row in system_records(each)],
+            "systems": [row for each in stored for row in system_records(each, cells)],
         },
         "index.html": {
             "differences": differences,
@@ -226,8 +228,9 @@ def run_groups(
         yield {"name": name, "rows": runs.to_dict("records"), "again": text}
 
 
-def system_records(stored: Records) -> Iterator[dict[str, Any]]:
-    """Yield one row per record of benchmarks, checks and corpora behind the tables."""
+def system_records(stored: Records, cells: pd.DataFrame) -> Iterator[dict[str, Any]]:
+    """Yield one row per record of benchmarks, checks and corpora, with the tables that have it."""
+    tables_of = cells.explode("sources").groupby("sources")["table"].unique()
     for kind in SYSTEMS:
         for source, group in getattr(stored, kind).groupby("source", sort=False):
             first = group.iloc[0].fillna("").to_dict()
@@ -235,4 +238,4 @@ def system_records(stored: Records) -> Iterator[dict[str, Any]]:
             row = {"setting": str(stored.setting), "file": file, "anchor": anchor}
             row |= {"kind": first.get("benchmark", kind), "scale": first.get("own_scale", "")}
             row |= {name: first[name] for name in ("device", "commit", "created")}
-            yield row | {"count": len(group)}
+            yield row | {"tables": tables_of.get(source, ())}
