@@ -97,7 +97,7 @@ def draw_anchor(pairs: pd.DataFrame, folder: Path) -> None:
     for scaled, colour, point, cross in LOOKS:
         short_name = RESIDUAL[scaled].partition(" by")[0]
         marks = (
-            (RESIDUAL[scaled], ~rate & ~short, {"marker": point}),
+            (f"W_O, W_down {RESIDUAL[scaled]}", ~rate & ~short, {"marker": point}),
             (f"{short_name}, another rate", rate, {"marker": point, "markerfacecolor": "none"}),
             (f"{short_name}, books cut short", short, {"marker": cross}),
         )
