@@ -221,8 +221,9 @@ def elsewhere(runs: pd.DataFrame) -> list[Section]:
     pairs, arm_rows, pair_rows = [*fair.PRIMARY, (fair.PRIMARY[1][1], "mha")], [], []
     for scale, variation, setting in ELSEWHERE:
         setting_runs = fair.runs_of(runs, scale, variation)
-        for _, arm_runs in setting_runs.groupby("variant"):
-            arm_rows.append({"variant": "", "setting": setting} | arm_row(arm_runs))
+        by_arm = setting_runs.groupby("variant")
+        for arm in (arm for arm in ARMS if arm in by_arm.groups):
+            arm_rows.append({"variant": "", "setting": setting} | arm_row(by_arm.get_group(arm)))
         for over, under in pairs:
             if (comparison := fair.compare_arms(setting_runs, over, under)) is None:
                 continue
