@@ -41,7 +41,8 @@ Counts = Annotated[list[Count], Field(min_length=2, max_length=2)]
 Deviation = Positive | Literal["1/sqrt(d)", "sqrt(2/(5d))"]
 Variant = Literal[*VARIANTS]
 WithFlow = Literal[*(name for name, v in VARIANTS.items() if LINEAR not in v.pattern)]
-Name = Annotated[str, Field(pattern=r"^[0-9A-Za-z][0-9A-Za-z._=+-]*$")]
+_NAME = "^[0-9A-Za-z][0-9A-Za-z._=+-]*$"
+Name = Annotated[str, Field(pattern=_NAME)]
 Restriction = StrictStr | StrictInt | list[StrictStr | StrictInt] | None
 Switch = Literal[True, False, "true", "false"]  # Snakemake passes a lower-case true as text
 MhaBackend = Literal["reference", "flash", "cudnn"]
@@ -287,7 +288,7 @@ class CampaignSection(Options):
     )
     corpora: dict[Name, Corpus | None] = key("Corpora by name")
     scales: dict[Name, Scale | None] = key("Model sizes by name")
-    overrides: dict[Variant, Options] = key("Options of single variants at every scale")
+    overrides: dict[Variant, Options] = key("Options of single variants, if their scale sets none")
     cross: list[dict[Name, Variation]] = key("Combines one entry of each mapping: variation a-b")
     variations: dict[Name, Variation] = key("Named changes of options; default: `base`, no change")
     columns: Annotated[list[Column], Field(max_length=4)] = key("Columns of the report, at most 4")
@@ -340,7 +341,7 @@ def parsed(text: str) -> Any:
     try:
         return yaml.load(text, _Loader)
     except yaml.YAMLError:
-        raise InputError(f"{text!r} is not a YAML value; give a number, a word or a list") from None
+        raise InputError(f"{text!r} is no YAML; give a number, word or list, no spaces") from None
 
 
 def read(path: Path) -> dict:
@@ -354,7 +355,8 @@ def read(path: Path) -> dict:
     except yaml.YAMLError as error:
         where = getattr(error, "problem_mark", None)
         line = f" line {where.line + 1}" if where else ""
-        raise InputError(f"{path}{line} is not YAML: {getattr(error, 'problem', error)}") from None
+        problem = getattr(error, "problem", str(error).partition("\n")[0])
+        raise InputError(f"{path}{line} is not YAML: {problem}") from None
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path} cannot be read as YAML or JSON in UTF-8 ({error})") from None
     if not isinstance(content, dict):
@@ -404,7 +406,19 @@ def campaign_values(name: str, folder: Path) -> dict:
         merged[section] = {k: v for k, v in merged.get(section, {}).items() if v is not None}
     # A base may name a scale that this campaign removes. The campaign's own file must not.
     validated(CampaignSection, values[0], f"config/{name}.yaml", merged["scales"], whole=False)
+    if "variations" in merged:
+        parts = merged["variations"].items()
+        merged["variations"] = {k: part for k, part in parts if _has_scale(part, merged["scales"])}
+    if "columns" in merged:
+        merged["columns"] = [c for c in merged["columns"] if _has_scale(c, merged["scales"])]
     return merged
+
+
+def _has_scale(part: dict, scales: Collection[str]) -> bool:
+    """Whether a variation or column has one of the scales, or all. Removes its other scales."""
+    if part.get("scales"):
+        part["scales"] = [scale for scale in part["scales"] if scale in scales]
+    return part.get("scales") != []
 
 
 def validated(
@@ -433,6 +447,8 @@ def validated(
             place.append(str(part))
     value = "this" if isinstance(error["input"], Mapping) else repr(error["input"])[:80]
     reason = error["msg"].removeprefix("Value error, ").replace("Input", value, 1).splitlines()[0]
+    not_a_name = f"{value} is no name; give ASCII letters or digits, then also . _ = + -"
+    reason = reason.replace(f"String should match pattern '{_NAME}'", not_a_name)
     if error["type"] == "missing":
         reason = f"the key {error['loc'][-1]!r} is missing; give it"
     raise InputError(f"{where}: {'.'.join(place) or 'top level'}: {reason}")

@@ -73,6 +73,8 @@ class Campaign:
     def __init__(self, choice: Choice, choices: Mapping, values: Mapping):
         """choices: the mapping behind `choice`; values: of config/<campaign>.yaml and its bases."""
         name = choice.campaign
+        if name in ("published", "report"):
+            raise InputError(f"config/{name}.yaml: results/published uses this name; rename it")
         section = validated(CampaignSection, values, f"config/{name}.yaml")
         values = section.as_dict()
         self.settings = {**choices, "settings": values}
@@ -102,8 +104,8 @@ class Campaign:
         self.trained = dict.fromkeys(run.variant for run in self.planned)
         self._choose_jobs(choice, chosen)
         if varied and varied not in {run.variation for run in self.runs}:
-            what = f"chosen run of {chosen[0]}, the first chosen variation"
-            raise InputError(f"vary={choice.vary} changes no {what}; choose another")
+            what = f"new run of {chosen[0]}, the first chosen variation: all exist, or none is left"
+            raise InputError(f"vary={choice.vary} makes no {what}; change another key")
         self.check = check_job(self.matrix)
         self.columns = self._columns(section.columns or (), chosen, varied)
 
@@ -288,8 +290,9 @@ def _one_off(text: str, scales: Collection) -> tuple[str, dict]:
     changes = {}
     for part in text.split():
         key, equals, value = part.partition("=")
-        if not equals:
-            raise InputError(f"vary={text}: {part!r} is no KEY=VALUE; write values without spaces")
+        if not equals or key in changes:
+            advice = "write each key once, and values without spaces"
+            raise InputError(f"vary={text}: {part!r} is no new KEY=VALUE; {advice}")
         changes[key] = parsed(value)
     changes = validated(Variation, changes, "vary", scales=scales).as_dict()
     return re.sub(r"[^0-9A-Za-z._=+-]", "_", "+".join(text.split())), changes

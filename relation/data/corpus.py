@@ -7,7 +7,6 @@ files named validation*, a data set of the hub uses its own split. Without these
 """
 
 import hashlib
-import os
 import re
 import sys
 from collections.abc import Iterable, Iterator
@@ -36,7 +35,7 @@ def _read_text(path: Path) -> Iterator[str]:
     """Yield the documents of a .txt file, which lines of end-of-text separate."""
     lines: list[str] = []
     characters = 0
-    with path.open(encoding="utf-8") as file:
+    with path.open(encoding="utf-8-sig") as file:
         # The file's own iterator would read a line of any size into memory.
         while line := file.readline(_LONGEST):
             ends = line.strip() == END_OF_TEXT
@@ -296,9 +295,8 @@ def prepare(data: Data, folder: Path) -> None:
         for split in SPLITS:
             limit = getattr(data, f"{split}_tokens")
             path, label = folder / f"{split}.bin", f"{data.name} {split}"
-            with path.open("wb") as file:
+            with records.atomic(path) as temporary, temporary.open("wb") as file:
                 counts = encode(tokenizer, document_streams(data, split), limit, file, label)
-                os.fsync(file.fileno())
             _check_size(data, split, [counts["tokens"]])
             entropy = unigram_entropy(np.memmap(path, TOKEN_TYPE, mode="r"))
             hashes = {"sha256": sha256_of(path), "fingerprint": texts_hash}

@@ -43,7 +43,7 @@ def open_tokens(data: Path, split: str) -> np.ndarray:
     if not path.exists() or path.stat().st_size == 0:
         raise InputError(f"{path} is missing or empty; run snakemake to make it")
     if sha256_of(path) != data_rows(data)[split]["sha256"]:
-        raise InputError(f"{path} is not the file that data.parquet records; prepare it again")
+        raise InputError(f"{path} is not the file of data.parquet; repeat snakemake -R prepare")
     return np.memmap(path, TOKEN_TYPE, mode="r")
 
 

@@ -232,6 +232,12 @@ def test_pairs_beyond_the_matrix_are_trained_and_not_diagnosed(tmp_path) -> None
         assert not any(run.further for run in mine(tmp_path, f"base: books\n{changed}").planned)
 
 
+def test_a_removed_scale_leaves_the_bases_variations_and_columns(tmp_path: Path) -> None:
+    assert [*mine(tmp_path, "base: smoke\nscales: {10M-mini: null}").variations] == ["base"]
+    books = mine(tmp_path, "base: books\nscales: {30M: null, 100M28pc: null}")
+    assert [column.scales for column in books.columns] == [("10M", "100M"), None, None]
+
+
 @pytest.mark.parametrize(
     "choices, message",
     [
@@ -239,7 +245,8 @@ def test_pairs_beyond_the_matrix_are_trained_and_not_diagnosed(tmp_path) -> None
         ({"campagn": "smoke"}, "unknown key 'campagn'; did you mean 'campaign'?"),
         ({"scales": "10M"}, "scales=10M: campaign smoke has no such scale"),
         ({"published": "maybe"}, "published: 'maybe' should be True, False"),
-        ({"vary": "learning_rate"}, "'learning_rate' is no KEY=VALUE"),
+        ({"vary": "learning_rate"}, "'learning_rate' is no new KEY=VALUE"),
+        ({"vary": "micro=4 micro=2"}, "'micro=2' is no new KEY=VALUE; write each key once"),
         ({"vary": "tau=1"}, "unknown key 'tau'; it is a field of the model: make a variant of it"),
         ({"vary": "learning_rate=-1"}, "learning_rate: -1 should be greater than 0"),
         ({"vary": "betas=[0.9,1]"}, "betas.1: 1 should be less than 1"),
@@ -250,7 +257,7 @@ def test_pairs_beyond_the_matrix_are_trained_and_not_diagnosed(tmp_path) -> None
         ({"campaign": None}, "the key 'campaign' is missing"),
         ({"corpus": "owner/name"}, "OWNER/NAME@REVISION with the commit"),
         ({"campaign": "fair", "scales": "30M", "vary": "learning_rate=1e-3"}, "run of rate-0.5, "),
-        ({"vary": "learning_rate=1.2e-2"}, "changes no chosen run of base, the first chosen"),
+        ({"vary": "learning_rate=1.2e-2"}, "makes no new run of base, the first chosen"),
     ],
 )
 def test_a_wrong_choice_is_refused_in_a_line(choices: dict, message: str) -> None:
