@@ -111,7 +111,7 @@ def claim(
     def declare(gather: Callable[[Case], Iterable[Evidence]]) -> Claim:
         text, _, rule = inspect.getdoc(gather).partition("\n\n")
         rule = (" ".join(rule.split()) or SIGN).replace("its size", SIZE)
-        rule = ADDED + rule if number > 18 else rule
+        rule = ADDED + rule if 18 < number <= 24 else rule
         return Claim(number, " ".join(text.split()), rule, tables, gather, needs, first)
 
     return declare

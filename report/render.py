@@ -13,7 +13,7 @@ import pandas as pd
 from markupsafe import Markup, escape
 
 from relation.records import atomic
-from report.data import OUTSIDE, Setting, counted, rounded
+from report.data import OUTSIDE, Setting, counted, rounded, title
 from report.paper import UNITS
 from report.table import Column, Table
 
@@ -154,16 +154,17 @@ def prepare(table: Table, cells: pd.DataFrame, settings: Sequence[Setting]) -> P
         key = (cell["setting"], "sd" if cell["statistic"] == "sd" else "value")
         index.setdefault((cell["row"], cell["column"]), {})[key] = cell
     scales = shown.groupby("row")["scale"].unique().to_dict()
-    for title, columns in table.panels.items():
+    for heading, columns in table.panels.items():
         lines = []
-        for row in _rows(table, title, columns, index):
+        for row in _rows(table, heading, columns, index):
             places = [(column, (row, column.column)) for column in columns]
             row_lines = [_line(column, index[key], out) for column, key in places if key in index]
-            scale, label = row.partition("/")[0], table.names.get(row) or row.replace("/", ", ")
+            scale, label = row.partition("/")[0], ", ".join(map(title, row.split("/")))
+            label = table.names.get(row, label)
             if len(scales[row]) == 1 and scales[row][0] and label.startswith(scale):
                 label = scales[row][0] + label.removeprefix(scale)  # all have one, such as 10M-mini
             lines.append((label, row_lines))
-        out.panels += [(title, lines)] if lines else []
+        out.panels += [(heading, lines)] if lines else []
     return out
 
 

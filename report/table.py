@@ -75,7 +75,7 @@ class Table:
     """One table. frames: fields of `Records` that `compute` takes; a gap lacks the first one.
 
     rows: of a panel whose rows are not the paper's. scale: of rows that name none. names: labels of
-    rows; a row without one is labelled by its key, such as 10M, 42 for 10M/42.
+    rows; a row without one is labelled by its key and titles, such as 10M, MHA for 10M/mha.
     """
 
     number: str

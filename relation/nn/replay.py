@@ -25,7 +25,7 @@ from relation.nn.sampling import (
     kernel_temperature,
     uniform_numbers,
 )
-from relation.variants import CALIBRATED, FULL, LINEAR
+from relation.variants import FULL, LINEAR, MHA
 
 _KNOWN = ("relation.", "torch.nn.")  # modules from other packages may be adapters
 
@@ -73,7 +73,7 @@ def why_plain(model: Decoder, dtype: torch.dtype) -> str | None:
         "QK-norm": config.qk_norm,
         "an output gate": config.output_gate,
         "a null logit": config.null_logit,
-        "calibrated attention": CALIBRATED in config.layout,
+        "another mixer": set(config.layout) - {MHA, FULL, LINEAR},
         "adapters or hooks": any(
             is_patched(m) or not type(m).__module__.startswith(_KNOWN)
             for m in model.modules()

@@ -2,16 +2,14 @@
 
 import pandas as pd
 
-from relation.variants import ABLATIONS, PAIRED, VARIANTS
-from report.paper import SCALES
+from relation.variants import ABLATIONS, PAIRED
 from report.table import Cells, cell, means, table, versus
 from report.tables.quality import nll
 
 OF_PAPER = (*PAIRED, *ABLATIONS, "linear", "hybrid")
-NAMES = {f"{s}/{key}": f"{s}, {one.title}" for s in SCALES for key, one in VARIANTS.items()}
 
 
-@table("V", "variants", "Other variants", names=NAMES, of_paper=False)
+@table("V", "variants", "Other variants", of_paper=False)
 def other_variants(runs: pd.DataFrame) -> Cells:
     """Variants beyond the paper, compared with Full Relation at the same scale: mean final NLL over
     seeds, and mean difference from Full Relation over paired seeds, with 95% intervals."""

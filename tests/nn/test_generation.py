@@ -282,7 +282,7 @@ class TestOnGpu:
 @pytest.mark.parametrize(
     ("variant", "part"),
     [("raw-x", "Raw-X"), ("mha-qknorm", "QK-norm"), ("full-gate", "an output gate"),
-     ("mha-null", "a null logit"), ("mha-self", "calibrated attention")],
+     ("mha-null", "a null logit"), ("mha-self", "another mixer")],
 )  # fmt: skip
 def test_a_model_without_kernels_is_named(variant, part):
     assert part in why_plain(prepared_model(variant), torch.float32)
