@@ -43,7 +43,7 @@ def _check_hash(options: Namespace, hash: str, job: str) -> None:
     if options.hash not in (None, hash):
         raise InputError(
             f"{job}: the specification's hash is {hash}, planned was {options.hash}; the "
-            "configuration or the planning code has changed since then; start snakemake again"
+            "configuration, texts or planning code have changed since then; start snakemake again"
         )
     records.commit()  # cached now: the records must name the code that runs, not a later commit
 
@@ -234,6 +234,8 @@ def _plan(campaign: Campaign, options: Namespace) -> None:
     for data in {(run.data.title, run.data.path): run.data for run in campaign.runs}.values():
         streams = {stream["path"]: stream for stream in (data.source or {}).get("streams", ())}
         print(f"  text: {data.title}, {data.path or ', '.join(streams)}")
+    for name in sorted(campaign.variations.keys() - {run.variation for run in campaign.planned}):
+        print(f"  variation {name} makes no run: its runs equal those of earlier variations")
     shipped = [run for run in campaign.runs if run.hash in campaign.shipped()]
     print(f"{len(campaign.runs)} runs are chosen; {len(shipped)} of them are shipped.")
 
@@ -259,9 +261,7 @@ def _plan(campaign: Campaign, options: Namespace) -> None:
     disk = sum(4 * parameter_count(run.model) for run in runs) / 2**20  # FP32
     if hours:
         time = _duration(hours.total())
-        lines.append(
-            f"Training takes about {time} of one {unit}, besides some seconds to start each job."
-        )
+        lines.append(f"Training takes about {time} of one {unit}, and some seconds to start a job.")
     print(*lines, f"Checkpoints take {disk:,.0f} MiB of disk.", sep="\n")
     old = [run.name for run in runs if (folder / f"runs/{run.name}/run.parquet").exists()]
     if old:
