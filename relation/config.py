@@ -406,19 +406,14 @@ def campaign_values(name: str, folder: Path) -> dict:
         merged[section] = {k: v for k, v in merged.get(section, {}).items() if v is not None}
     # A base may name a scale that this campaign removes. The campaign's own file must not.
     validated(CampaignSection, values[0], f"config/{name}.yaml", merged["scales"], whole=False)
-    if "variations" in merged:
-        parts = merged["variations"].items()
-        merged["variations"] = {k: part for k, part in parts if _has_scale(part, merged["scales"])}
-    if "columns" in merged:
-        merged["columns"] = [c for c in merged["columns"] if _has_scale(c, merged["scales"])]
+    # Variations and columns of the base lose this scale, and go if they have no other.
+    for parts in (merged.get("variations", {}), merged.get("columns", [])):
+        for key, part in [*(parts.items() if isinstance(parts, dict) else enumerate(parts))][::-1]:
+            if part.get("scales"):
+                part["scales"] = [scale for scale in part["scales"] if scale in merged["scales"]]
+                if not part["scales"]:
+                    del parts[key]
     return merged
-
-
-def _has_scale(part: dict, scales: Collection[str]) -> bool:
-    """Whether a variation or column has one of the scales, or all. Removes its other scales."""
-    if part.get("scales"):
-        part["scales"] = [scale for scale in part["scales"] if scale in scales]
-    return part.get("scales") != []
 
 
 def validated(

@@ -286,11 +286,13 @@ def prepare(data: Data, folder: Path) -> None:
                 f"{data.fingerprint}; restore the expected texts or choose another corpus"
             )
         folder.mkdir(parents=True, exist_ok=True)
-        # Delete the record first, so a kill never leaves it with incomplete files.
-        (folder / "data.parquet").unlink(missing_ok=True)
+        # Delete the record first, so a kill never leaves it with other files than it names.
+        for old in (folder / "data.parquet", *folder.glob(".*.tmp")):
+            old.unlink(missing_ok=True)
         print(f"{data.name}: training a tokenizer with {data.vocabulary} entries", file=sys.stderr)
         tokenizer = train_tokenizer(_tokenizer_texts(data), data.vocabulary, data.name)
-        tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
+        with records.atomic(folder / "tokenizer.json") as temporary:
+            temporary.write_text(tokenizer.to_str(), encoding="utf-8")
         rows = []
         for split in SPLITS:
             limit = getattr(data, f"{split}_tokens")
