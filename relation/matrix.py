@@ -173,6 +173,8 @@ class Matrix:
             for scale in (name for name in self.section.scales if name in scales):
                 variants = changes.get("variants", self.section.scales[scale].variants)
                 seeds = changes.get("seeds", self.section.seeds) or []
+                if len(set(seeds)) < len(seeds):
+                    raise InputError(f"config/{self.name}.yaml: seeds {seeds} repeat one; fix it")
                 further = (self.section.further_seeds or {}).get(scale, [])
                 further = [] if "seeds" in changes else [s for s in further if s not in seeds]
                 for variant in PAIRED if variants is None else variants:
