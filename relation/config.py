@@ -406,13 +406,19 @@ def campaign_values(name: str, folder: Path) -> dict:
         merged[section] = {k: v for k, v in merged.get(section, {}).items() if v is not None}
     # A base may name a scale that this campaign removes. The campaign's own file must not.
     validated(CampaignSection, values[0], f"config/{name}.yaml", merged["scales"], whole=False)
+
     # Variations and columns of the base lose this scale, and go if they have no other.
-    for parts in (merged.get("variations", {}), merged.get("columns", [])):
-        for key, part in [*(parts.items() if isinstance(parts, dict) else enumerate(parts))][::-1]:
-            if part.get("scales"):
-                part["scales"] = [scale for scale in part["scales"] if scale in merged["scales"]]
-                if not part["scales"]:
-                    del parts[key]
+    def remains(part: dict) -> bool:
+        if not part.get("scales"):
+            return True
+        part["scales"] = [scale for scale in part["scales"] if scale in merged["scales"]]
+        return bool(part["scales"])
+
+    if "variations" in merged:
+        kept = {name: part for name, part in merged["variations"].items() if remains(part)}
+        merged["variations"] = kept
+    if "columns" in merged:
+        merged["columns"] = [part for part in merged["columns"] if remains(part)]
     return merged
 
 

@@ -174,7 +174,7 @@ class Matrix:
                 variants = changes.get("variants", self.section.scales[scale].variants)
                 seeds = changes.get("seeds", self.section.seeds) or []
                 if len(set(seeds)) < len(seeds):
-                    raise InputError(f"config/{self.name}.yaml: seeds {seeds} repeat one; fix it")
+                    raise InputError(f"config/{self.name}.yaml: seeds {seeds}: give each seed once")
                 further = (self.section.further_seeds or {}).get(scale, [])
                 further = [] if "seeds" in changes else [s for s in further if s not in seeds]
                 for variant in PAIRED if variants is None else variants:

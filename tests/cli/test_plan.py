@@ -301,7 +301,7 @@ def test_a_wrong_choice_is_refused_in_a_line(choices: dict, message: str) -> Non
         ("base: smoke\nmicro: 4\nmicro: 4\n", "mine.yaml line 3 is not YAML: the key 'micro'"),
         ("base: smoke\n? [a, b]\n: 4\n", "mine.yaml line 2 is not YAML: found unhashable key"),
         ("base: smoke\nseeds: [99999999999999999999]", "should be less than"),
-        ("base: smoke\nseeds: [4, 5, 4]", "mine.yaml: seeds [4, 5, 4] repeat one"),
+        ("base: smoke\nseeds: [4, 5, 4]", "mine.yaml: seeds [4, 5, 4]: give each"),
         ("base: smoke\ncolumns: [{variation: base, scales: []}]", "List should have at least 1"),
         ("base: smoke\nvariations: {x: {seeds: []}}", "x.seeds: List should have at least 1 item"),
     ],
