@@ -1,6 +1,7 @@
 """Argument checks of the operators, which report one clear line."""
 
 import math
+from numbers import Real
 
 import torch
 
@@ -61,10 +62,10 @@ def check_device(*tensors: torch.Tensor) -> None:
 
 
 def check_tau(tau: float) -> None:
-    """Raise InputError unless the Self temperature is positive and finite."""
-    if not 0 < tau < math.inf:
+    """Raise InputError unless the Self temperature is a positive, finite number, not a tensor."""
+    if not isinstance(tau, Real) or not 0 < tau < math.inf:
         raise InputError(
-            f"tau is {tau}; the Self temperature must be positive and finite (the paper: 2)"
+            f"tau is {tau!r}; the Self temperature is a number, positive and finite (the paper: 2)"
         )
 
 

@@ -67,7 +67,7 @@ def full_relation(
     and i restarts at 1 in each. transport_self: False is the exchange-only ablation (Appendix D.1):
     the same flow, but Self carries no information. silu: False uses U itself as Exchange, which is
     MHA with Relation's count and Self. Raises InputError for shapes, dtypes or devices that do not
-    fit, an empty dimension, or a tau that is not positive and finite.
+    fit, an empty dimension, or a tau that is not a positive, finite number (a tensor is refused).
     """
     check_groups(p1=p1, p2=p2, info=info)
     flow = full_flow(p1, p2, lam, tau, silu=silu, documents=documents)
