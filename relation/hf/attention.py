@@ -210,7 +210,7 @@ def relation_attention(
     attention_mask: the result of `relation_mask`, or a bool mask as `_check_mask` describes it.
     Blocks that start a row run the fastest backend. Single tokens and blocks with a bool mask run
     plain PyTorch, O(n T). Raises InputError for a module without `lam`, dropout, soft capping,
-    attention sinks, attention that is not causal, or another mask.
+    attention sinks, attention that is not causal, a request for weights, or another mask.
     """
     lam = getattr(module, "lam", None)
     if lam is None:
@@ -223,6 +223,7 @@ def relation_attention(
         ("soft capping of scores", options.get("softcap")),
         ("attention sinks", options.get("s_aux") is not None),
         ("attention that is not causal", options.get("is_causal") is False),
+        ("weights to return (output_attentions)", options.get("output_attentions")),
     ):
         if used:
             raise InputError(f"attn_implementation='relation' has no {name}; switch it off")

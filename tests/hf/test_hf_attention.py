@@ -308,6 +308,7 @@ def see() -> None:
         (lambda: attend(softcap=50.0), "capping"),
         (lambda: attend(s_aux=torch.zeros(2)), "sinks"),
         (lambda: attend(is_causal=False), "causal"),
+        (lambda: attend(output_attentions=True), "no weights to return"),
         (lambda: llama()(TOKENS[:, :6], torch.ones(1, 1, 6, 5).bool()), "(1, 1, 6, 5); give "),
         *(
             (lambda m=m: llama()(TOKENS[:, :6], m), f"{tuple(m.shape)}; give")
