@@ -67,9 +67,10 @@ class Cache:
 
     def reorder(self, rows: Tensor) -> None:
         """Keep the given rows, (n,) int64, in this order, as beam search needs after each token."""
-        self.tensors = tuple(tensor.index_select(0, rows) for tensor in self.tensors)
-        if self.lengths is not None:
-            self.lengths = self.lengths.index_select(0, rows)
+        with torch.inference_mode(False):  # as in `HistoryCache.reserve`
+            self.tensors = tuple(tensor.index_select(0, rows) for tensor in self.tensors)
+            if self.lengths is not None:
+                self.lengths = self.lengths.index_select(0, rows)
 
 
 class HistoryCache(Cache):
