@@ -23,7 +23,7 @@ _HOMES = {
     "full_relation": "ops",
     "linear_relation": "ops",
 }
-__all__ = [*_PACKAGES, *_HOMES, "__version__"]
+__all__ = [*_HOMES, "__version__"]  # without `nn`, which would replace PyTorch's
 
 
 def __getattr__(name: str) -> Any:
@@ -36,4 +36,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *_PACKAGES, *__all__})
