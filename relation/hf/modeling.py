@@ -352,7 +352,7 @@ class RelationForCausalLM(RelationPreTrainedModel, GenerationMixin):
         past_key_values: RelationCache | None = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
-        logits_to_keep: int = 0,
+        logits_to_keep: int | Tensor = 0,
         position_ids: Tensor | None = None,
         cache: RelationCache | None = None,
         **options: Any,
@@ -361,11 +361,14 @@ class RelationForCausalLM(RelationPreTrainedModel, GenerationMixin):
 
         labels: (B, T) int64, the tokens themselves, or -100 to ignore a token. `loss` is then the
         mean negative log-likelihood of each token given the tokens before it, in nat/token.
-        logits_to_keep: return the logits of only this many last tokens; 0 returns all.
+        logits_to_keep: return the logits of only this many last tokens (0: all), or of the columns
+        (n,) that a tensor names.
         """
         read = (input_ids, attention_mask, past_key_values, use_cache, position_ids, cache)
         states, *cache = self.model(*read, return_dict=True, **options).to_tuple()
-        logits = self.model.decoder.logits(states[:, -logits_to_keep:])
+        kept = logits_to_keep
+        kept = kept if isinstance(kept, Tensor) else slice(-kept, None)
+        logits = self.model.decoder.logits(states[:, kept])
         loss = None
         if labels is not None:
             loss = self.loss_function(logits, labels, self.config.vocab_size, **options)

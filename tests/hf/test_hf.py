@@ -123,6 +123,8 @@ def test_labels_give_the_mean_loss_of_the_next_tokens(variant):
     )
     torch.testing.assert_close(model(TOKENS, labels=labels).loss, expected, rtol=1e-5, atol=0)
     assert model(TOKENS, logits_to_keep=2).logits.shape == (2, 2, 29)
+    kept = model(TOKENS, logits_to_keep=torch.tensor([3])).logits
+    torch.testing.assert_close(kept, decoder(TOKENS)[:, 3:4], rtol=0, atol=1e-5)
 
 
 @each_layout
