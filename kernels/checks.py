@@ -1,7 +1,6 @@
 """Argument checks of the operators, which report one clear line."""
 
 import math
-from numbers import Real
 
 import torch
 
@@ -63,7 +62,7 @@ def check_device(*tensors: torch.Tensor) -> None:
 
 def check_tau(tau: float) -> None:
     """Raise InputError unless the Self temperature is a positive, finite number, not a tensor."""
-    if not isinstance(tau, Real) or not 0 < tau < math.inf:
+    if isinstance(tau, torch.Tensor) or not 0 < tau < math.inf:
         raise InputError(
             f"tau is {tau!r}; the Self temperature is a number, positive and finite (the paper: 2)"
         )
