@@ -32,24 +32,22 @@ def check_states(**states: torch.Tensor) -> None:
     check_device(*states.values())
 
 
-def check_groups(**states: torch.Tensor) -> int:
-    """Return n, the heads of the first state that share a head of the others (grouped queries).
+def check_groups(**states: torch.Tensor) -> None:
+    """Raise InputError unless `check_states` holds, but the first state may have n times the heads.
 
     The first state is (B, H, T, D), all others are (B, H / n, T, D). Head h of the first reads head
-    h // n of the others. Raises InputError if H is not a multiple of the others' heads, or if
-    `check_states` would.
+    h // n of the others (grouped queries).
     """
     (name, first), (other, shared), *_ = states.items()
-    if not first.ndim == shared.ndim == 4 or first.shape[1] == shared.shape[1]:
-        check_states(**states)
-        return 1
-    heads, fewer = first.shape[1], shared.shape[1]
-    if not fewer or heads % fewer:
-        raise InputError(
-            f"{other} has {fewer} heads and {name} {heads}; make {name}'s a multiple of {other}'s"
-        )
-    check_states(**(states | {name: first[:, :fewer]}))
-    return heads // fewer
+    if first.ndim == shared.ndim == 4 and first.shape[1] != shared.shape[1]:
+        heads, fewer = first.shape[1], shared.shape[1]
+        if not fewer or heads % fewer:
+            raise InputError(
+                f"{other} has {fewer} heads and {name} {heads}; make {name}'s a multiple of "
+                f"{other}'s"
+            )
+        states[name] = first[:, :fewer]  # all else must be equal
+    check_states(**states)
 
 
 def check_device(*tensors: torch.Tensor) -> None:

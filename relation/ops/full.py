@@ -107,14 +107,13 @@ def full_relation_step(
     return shared_matmul(flow.to(info.dtype), info)
 
 
-def check_relation(lam: Tensor, tau: float, documents: Documents | None, **states: Tensor) -> int:
-    """Raise InputError for arguments that do not fit; return how many heads of p1 share one of p2.
+def check_relation(lam: Tensor, tau: float, documents: Documents | None, **states: Tensor) -> None:
+    """Raise InputError for arguments that do not fit.
 
     states: p1, p2 and optionally info, in this order.
     """
     check_lambda(lam)
-    groups = check_groups(**states)
+    check_groups(**states)
     check_device(states["p1"], lam)
     check_tau(tau)
     check_documents(documents, states["p1"])
-    return groups

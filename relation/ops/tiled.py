@@ -81,7 +81,11 @@ def _masses(gap: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class _TiledRelation(torch.autograd.Function):
-    """Scan and backward. p1: (B, groups, heads per group, T, D), p2 and info: 1 head per group."""
+    """Scan and backward. Heads of p1 that share one head of p2 and info form a group.
+
+    p1: (B, groups, heads per group, T, D). p2, info: (B, groups, 1, T, D). log_i: (T,), starts:
+    None; with documents (B, 1, 1, T) both.
+    """
 
     @staticmethod
     def forward(ctx, p1, p2, info, lam, tau, transport_self, silu, log_i, starts):
@@ -100,8 +104,8 @@ class _TiledRelation(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, dy):
-        *states, lam, L, zbar, S, gap, log_i = ctx.saved_tensors
-        p1, p2, info, G = (x.to(zbar.dtype) for x in (*states, dy))
+        p1, p2, info, lam, L, zbar, S, gap, log_i = ctx.saved_tensors
+        p1, p2, info, G = (x.to(zbar.dtype) for x in (p1, p2, info, dy))
         scale = 1 / math.sqrt(p1.shape[-1])
         g, F_ii = _masses(gap)
         gG = g * G
@@ -127,17 +131,20 @@ class _TiledRelation(torch.autograd.Function):
                 E = U = p1_rows @ p2_columns.transpose(-1, -2)
                 if ctx.silu:
                     sigma = torch.sigmoid(U)
-                    E = U.mul_(sigma)
+                    E = U.mul_(sigma)  # in U's memory
                 pi = _only_history((E - L[..., rows, None]).exp_(), rows, columns, ctx.starts, 0.0)
                 dinfo[..., columns, :] += (pi.transpose(-1, -2) @ gG_rows).sum(2, keepdim=True)
                 dE = gG_rows @ info[..., columns, :].transpose(-1, -2)
-                dE.sub_(offset[..., rows, None]).mul_(pi)
-                # SiLU'(U) = sigma + U sigma (1 - sigma), and E = U sigma.
-                dU = dE.mul_(E.sub_(E * sigma).add_(sigma)) if ctx.silu else dE
+                dU = dE.sub_(offset[..., rows, None]).mul_(pi)
+                if ctx.silu:
+                    # SiLU'(U) = sigma + U sigma (1 - sigma), and U sigma is E.
+                    slope = E.sub_(E * sigma).add_(sigma)
+                    dU = dE.mul_(slope)
                 dp1[..., rows, :] += (dU @ p2_columns) * scale
                 dp2[..., columns, :] += (dU.transpose(-1, -2) @ p1_rows).sum(2, keepdim=True)
         dlam = dlam.to(lam.dtype).reshape(lam.shape)
-        return (*(x.to(dy.dtype) for x in (dp1, dp2, dinfo)), dlam, *[None] * 5)
+        dp1, dp2, dinfo = (x.to(dy.dtype) for x in (dp1, dp2, dinfo))
+        return dp1, dp2, dinfo, dlam, None, None, None, None, None
 
 
 def tiled_relation(
@@ -155,15 +162,15 @@ def tiled_relation(
 
     Skips tiles without a token of the row's document. Does not copy p2 and info for shared heads.
     """
-    groups = check_relation(lam, tau, documents, p1=p1, p2=p2, info=info)
+    check_relation(lam, tau, documents, p1=p1, p2=p2, info=info)
     wide = torch.promote_types(p1.dtype, torch.float32)
     log_i, starts = token_counts(documents, p1, wide).log(), None
     if documents is not None:
         log_i, starts = log_i[:, None], documents.starts[:, None, None]
+    members = p1.shape[1] // p2.shape[1]  # heads of p1 per group
     with without_autocast(p1):
-        # (B, H, T, D) to (B, groups, heads per group, T, D)
         y = _TiledRelation.apply(
-            p1.unflatten(1, (-1, groups)), p2.unflatten(1, (-1, 1)), info.unflatten(1, (-1, 1)),
+            p1.unflatten(1, (-1, members)), p2.unflatten(1, (-1, 1)), info.unflatten(1, (-1, 1)),
             lam, tau, transport_self, silu, log_i, starts,
         )  # fmt: skip
     return y.flatten(1, 2)
