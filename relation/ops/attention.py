@@ -42,12 +42,12 @@ def shared_matmul(a: Tensor, x: Tensor) -> Tensor:
     The rows of all heads of a that read the same head of x form one matrix. The product has the
     inputs' dtype, also under autocast.
     """
-    groups = a.shape[1] // x.shape[1]
+    members = a.shape[1] // x.shape[1]  # heads of a that read one head of x
     with without_autocast(a):
-        if groups == 1:
+        if members == 1:
             return a @ x
-        rows = a.unflatten(1, (-1, groups)).flatten(2, 3)  # (B, H / groups, groups n, K)
-        return (rows @ x).unflatten(2, (groups, -1)).flatten(1, 2)
+        rows = a.unflatten(1, (-1, members)).flatten(2, 3)  # (B, H / members, members n, K)
+        return (rows @ x).unflatten(2, (members, -1)).flatten(1, 2)
 
 
 def softmax(U: Tensor, null: bool = False) -> Tensor:
@@ -107,23 +107,31 @@ def fused_attention(
     """
     check_groups(q=q, k=k, v=v)
     check_documents(documents, q)
-    heads, shares = q.shape[1], q.shape[1] != k.shape[1]
     if documents is not None:
         if kernel != SDPBackend.FLASH_ATTENTION or null:
             name = "FlashAttention with a null logit" if null else kernel.name
             raise InputError(f"{name} takes no documents in PyTorch; use backend 'reference'")
-        # All rows as one sequence, (B T, H, D), in which every document is an interval.
-        rows = [for_heads(x, heads).transpose(1, 2).flatten(0, 1) for x in (q, k, v)]
-        y = (_rows_on_gpu if q.is_cuda else _rows_on_cpu)(*rows, documents)
-        return y.unflatten(0, (q.shape[0], -1)).transpose(1, 2)
-    if kernel == SDPBackend.EFFICIENT_ATTENTION:
-        k, v, shares = for_heads(k, heads), for_heads(v, heads), False
+        return _flash_by_document(q, k, v, documents)
+    heads = q.shape[1]
+    if kernel == SDPBackend.EFFICIENT_ATTENTION:  # takes no shared heads
+        k, v = for_heads(k, heads), for_heads(v, heads)
     if null:
         # The null token comes first, so every token sees it. Its own row is dropped at the end.
         q, k, v = (F.pad(x, (0, 0, 1, 0)) for x in (q, k, v))
     with sdpa_kernel(kernel):
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=shares)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=k.shape[1] != heads)
     return y[:, :, 1:] if null else y
+
+
+def _flash_by_document(q: Tensor, k: Tensor, v: Tensor, documents: Documents) -> Tensor:
+    """FlashAttention in which a token sees only its own document: (B, H, T, D)."""
+    # All rows as one sequence, (B T, H, D), in which every document is an interval.
+    q_rows, k_rows, v_rows = (
+        for_heads(x, q.shape[1]).transpose(1, 2).flatten(0, 1) for x in (q, k, v)
+    )
+    run = _rows_on_gpu if q.is_cuda else _rows_on_cpu
+    y = run(q_rows, k_rows, v_rows, documents)
+    return y.unflatten(0, (q.shape[0], -1)).transpose(1, 2)
 
 
 def _rows_on_gpu(q: Tensor, k: Tensor, v: Tensor, documents: Documents) -> Tensor:
@@ -137,10 +145,12 @@ def _rows_on_gpu(q: Tensor, k: Tensor, v: Tensor, documents: Documents) -> Tenso
 
 
 def _rows_on_cpu(q: Tensor, k: Tensor, v: Tensor, documents: Documents) -> Tensor:
+    # `Documents.bounded` may end with empty documents.
     sizes = [size for size in documents.offsets.diff().tolist() if size]
-    rows = (x.transpose(0, 1)[None].split(sizes, dim=2) for x in (q, k, v))
+    # Each of q, k and v as a list of its documents, (1, H, size, D).
+    split = (x.transpose(0, 1)[None].split(sizes, dim=2) for x in (q, k, v))
     kernel = SDPBackend.FLASH_ATTENTION
-    parts = [fused_attention(*document, kernel=kernel) for document in zip(*rows, strict=True)]
+    parts = [fused_attention(*document, kernel=kernel) for document in zip(*split, strict=True)]
     return torch.cat(parts, dim=2)[0].transpose(0, 1)
 
 
@@ -157,13 +167,14 @@ def check_step(name: str, block: Tensor, visible: Tensor | None, **history: Tens
             "the number of all tokens, the new ones included"
         )
     n = block.shape[2]
-    check_groups(**{name: block}, **{key: h[:, :, total - n :] for key, h in history.items()})
-    if visible is not None:
-        fits = visible.ndim in (2, 4) and visible.shape[-2:] == (n, total)
-        if visible.dtype != torch.bool or not fits:
-            raise InputError(
-                f"visible is {visible.dtype}, {tuple(visible.shape)}; give bool, ({n}, {total}) or "
-                f"(B, 1, {n}, {total})"
-            )
-        return visible
-    return torch.ones(n, total, dtype=torch.bool, device=block.device).tril(total - n)
+    last = {key: x[:, :, total - n :] for key, x in history.items()}  # the block's tokens
+    check_groups(**{name: block}, **last)
+    if visible is None:
+        return torch.ones(n, total, dtype=torch.bool, device=block.device).tril(total - n)
+    fits = visible.ndim in (2, 4) and visible.shape[-2:] == (n, total)
+    if visible.dtype != torch.bool or not fits:
+        raise InputError(
+            f"visible is {visible.dtype}, {tuple(visible.shape)}; give bool, ({n}, {total}) or "
+            f"(B, 1, {n}, {total})"
+        )
+    return visible
