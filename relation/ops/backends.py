@@ -136,31 +136,41 @@ def default_backend(operator: str, x: Tensor, documents: bool = False, null: boo
     """Return the name of the fastest backend that runs x, (B, H, T, D), if the user named none.
 
     On CUDA it is a kernel if device, dtype and head width allow; otherwise PyTorch in memory linear
-    in T. Only MHA may need its quadratic `reference`: for documents that FlashAttention refuses or
-    torch.compile traces on a CPU; on GPUs for FP64, BF16 before Ampere and misaligned rows (see
-    below); and on other devices.
+    in T, except for MHA (see `_default_attention`).
     """
-    width, narrow = x.shape[3], x.dtype in (torch.bfloat16, torch.float16)
-    # On GPUs before Ampere neither Triton nor PyTorch's kernels take BF16.
-    lacks = x.dtype == torch.float64 or (
-        x.is_cuda and x.dtype == torch.bfloat16 and _is_older(x.device, 8)
-    )
     if operator == "mha":
-        # On a CPU, FlashAttention reads each document alone, which the compiler cannot trace.
-        alone = not x.is_cuda and torch.compiler.is_compiling()
-        flashes = _why_no_flash_attention(x.device) is None and not (documents and (null or alone))
-        if flashes and (not x.is_cuda or (narrow and width <= 256)):
-            return "flash"
-        # PyTorch's memory-efficient kernel needs rows of a multiple of 16 bytes.
-        aligned = width * x.dtype.itemsize % 16 == 0
-        return "efficient" if x.is_cuda and aligned and not (documents or lacks) else "reference"
+        return _default_attention(x, documents, null)
+    width = x.shape[3]
     fits = x.dtype in DTYPES and NARROWEST <= width <= WIDEST
     if operator != "calibrated" and x.is_cuda and fits and why_unavailable(x.device) is None:
         return "flash"
     if operator == "linear":
         return "chunked"
-    flexes = not lacks and width >= NARROWEST and _why_no_flex_attention(x.device) is None
-    return "flex" if flexes else "tiled"
+    if width >= NARROWEST and not _has_no_kernel(x) and _why_no_flex_attention(x.device) is None:
+        return "flex"
+    return "tiled"
+
+
+def _default_attention(x: Tensor, documents: bool, null: bool) -> str:
+    """`default_backend` of MHA. What its kernels refuse runs in the quadratic `reference`."""
+    flashes = _why_no_flash_attention(x.device) is None
+    if not x.is_cuda:
+        # FlashAttention reads each document alone here, which torch.compile cannot trace.
+        refused = documents and (null or torch.compiler.is_compiling())
+        return "flash" if flashes and not refused else "reference"
+    narrow = x.dtype in (torch.bfloat16, torch.float16)
+    if flashes and narrow and x.shape[3] <= 256 and not (documents and null):
+        return "flash"
+    # PyTorch's memory-efficient kernel needs rows of a multiple of 16 bytes.
+    aligned = x.shape[3] * x.dtype.itemsize % 16 == 0
+    return "efficient" if aligned and not documents and not _has_no_kernel(x) else "reference"
+
+
+def _has_no_kernel(x: Tensor) -> bool:
+    """Whether no kernel on GPUs takes the dtype of x: FP64, and BF16 before Ampere."""
+    if x.dtype == torch.bfloat16 and x.is_cuda:
+        return _is_older(x.device, 8)
+    return x.dtype == torch.float64
 
 
 _BEST = {"mha": "flash", "full": "flash", "linear": "flash", "calibrated": "flex"}
