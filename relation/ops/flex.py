@@ -57,8 +57,8 @@ def _compiled():
     return torch.compile(flex_attention, dynamic=False)
 
 
-def _tiles(p1: Tensor) -> dict[str, int] | None:
-    """Kernel options for heads wider than 256, which overflow shared memory by default; else None.
+def _kernel_options(p1: Tensor) -> dict[str, int] | None:
+    """Options for heads wider than 256, which overflow shared memory by default; else None.
 
     One stage of the default 64 rows and 32 columns takes 128 KiB at 512 channels of 16 bits.
     """
@@ -93,7 +93,7 @@ def flex_relation(
     with without_autocast(p1):
         zbar, aux = call(
             p1, p2, info, _exchange if silu else None, _history_mask(p1, documents),
-            enable_gqa=p1.shape[1] != p2.shape[1], kernel_options=_tiles(p1),
+            enable_gqa=p1.shape[1] != p2.shape[1], kernel_options=_kernel_options(p1),
             return_aux=AuxRequest(lse=True),
         )  # fmt: skip
         p2, info_wide = (for_heads(x, p1.shape[1]).to(wide) for x in (p2, info))

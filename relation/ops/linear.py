@@ -98,14 +98,18 @@ def _within_chunks(read: Tensor, write: Tensor, information: Tensor, g: Tensor) 
     sum is positive, so write and read take their exponentials as factors. A difference of running
     sums from the chunk's start would lose the digits of a weak retention after a strong one.
     """
+
+    def halves(x: Tensor, half: int) -> tuple[Tensor, Tensor]:
+        """The first and the second half of every block of x, (..., blocks, half, D) each."""
+        return x.unflatten(-2, (-1, 2, half)).unbind(-3)
+
     exchange = torch.zeros_like(information)
     half = 1
     while half < CHUNK:
-        (_, r), (w, _), (v, _), (before, after) = (
-            x.unflatten(-2, (-1, 2, half)).unbind(-3) for x in (read, write, information, g)
-        )
-        queries, retained = r * after.cumsum(-2).exp(), w * _after(before).exp()
-        answer = (queries @ retained.transpose(-1, -2)) @ v
+        g_first, g_second = halves(g, half)
+        written = halves(write, half)[0] * _after(g_first).exp()  # from j to the block's middle
+        asked = halves(read, half)[1] * g_second.cumsum(-2).exp()  # from the middle to t
+        answer = (asked @ written.transpose(-1, -2)) @ halves(information, half)[0]
         # The first half of a block gets zeros: it reads nothing from this block.
         exchange = exchange + F.pad(answer, (0, 0, half, 0)).flatten(-3, -2)
         half *= 2
