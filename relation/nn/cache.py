@@ -16,7 +16,7 @@ class Cache:
     """Base of a layer's cache: the number of tokens read, and the `tensors` kept from them.
 
     length: tokens read by the longest row. lengths: tokens read by each row, (B,) int64, or None if
-    all rows have read `length` tokens.
+    all rows have read `length` tokens. `begin` sets `lengths` before the prompts are read.
     """
 
     def __init__(self):
@@ -107,27 +107,36 @@ class HistoryCache(Cache):
         """
         blocks, n = (first, second), first.shape[2]
         end = self.length + n  # of the longest row
-        for block in blocks if self.tensors else ():
-            pair = ((*x.shape[:2], x.shape[3], x.dtype, x.device) for x in (block, self.tensors[0]))
-            names = ("batch size", "number of heads", "head width", "dtype", "device")
-            for name, new, expected in zip(names, *pair, strict=True):
-                if new != expected:
-                    raise InputError(
-                        f"the block's {name} is {new} and the history's {expected}; start a new "
-                        "decode state"
-                    )
+        if self.tensors:
+            for block in blocks:
+                self._check(block, self.tensors[0])
         if not self.tensors or end > self.capacity:
             self.reserve(end, blocks)
-        if self.uneven:
+        if not self.uneven:
+            for buffer, block in zip(self.tensors, blocks, strict=True):
+                buffer[:, :, self.length : end] = block
+        else:  # write row b of (B, n, H, D) to the positions of row b
             places = self.places(n, first.device)  # (B, n)
             rows = torch.arange(len(places), device=first.device)[:, None]
-        for buffer, block in zip(self.tensors, blocks, strict=True):
-            if self.uneven:  # write row b of (B, tokens, H, D) to the positions of row b
+            for buffer, block in zip(self.tensors, blocks, strict=True):
                 buffer.transpose(1, 2)[rows, places] = block.transpose(1, 2)
-            else:
-                buffer[:, :, self.length : end] = block
         self._count(n)
         return self.states
+
+    @staticmethod
+    def _check(block: Tensor, history: Tensor) -> None:
+        for name, new, expected in (
+            ("batch size", block.shape[0], history.shape[0]),
+            ("number of heads", block.shape[1], history.shape[1]),
+            ("head width", block.shape[3], history.shape[3]),
+            ("dtype", block.dtype, history.dtype),
+            ("device", block.device, history.device),
+        ):
+            if new != expected:
+                raise InputError(
+                    f"the block's {name} is {new} and the history's {expected}; start a new decode "
+                    "state"
+                )
 
     def reserve(self, tokens: int, blocks: tuple[Tensor, ...] = ()) -> None:
         """Allocate memory for at least `tokens` tokens, in the shape of the history or of `blocks`.
@@ -136,20 +145,20 @@ class HistoryCache(Cache):
         """
         if self.tensors and tokens <= self.capacity:
             return
-        states = self.states or tuple(block[:, :, :0] for block in blocks)
-        capacity = max(tokens, 2 * self.capacity if self.tensors else self.capacity)
+        capacity = max(tokens, 2 * self.capacity) if self.tensors else max(tokens, self.capacity)
+        like = self.tensors or blocks
         # Zeros, because places after a shorter row's end are read too, with weight 0.
         try:
             with torch.inference_mode(False):  # so that later blocks may be read outside it
-                buffers = tuple(s.new_zeros(*s.shape[:2], capacity, s.shape[3]) for s in states)
+                buffers = tuple(x.new_zeros(*x.shape[:2], capacity, x.shape[3]) for x in like)
         except torch.OutOfMemoryError:
             raise RunError(
                 f"the decode state is full at {self.length:,} tokens, and the GPU has no memory "
                 f"for {capacity:,}; decode fewer rows or tokens"
             ) from None
+        for buffer, state in zip(buffers, self.states, strict=False):  # the first block has none
+            buffer[:, :, : self.length] = state
         self.capacity, self.tensors = capacity, buffers
-        for buffer, state in zip(self.tensors, states, strict=True):
-            buffer[:, :, : state.shape[2]] = state
 
 
 class LinearState(Cache):
