@@ -55,9 +55,12 @@ def generate_batch(
     Prompts may differ in length. The tokens of row b depend on the seed and on b, but not on other
     rows, except through rounding in the prompts' products. Otherwise like `generate_tokens`.
     """
-    steps = continuations(model, prompts, count, sampling, stop, model.decode_state())
-    rows = zip(*steps, strict=True)
-    return [[token for token in row if token is not None] for row in rows] or [[] for _ in prompts]
+    texts: list[list[int]] = [[] for _ in prompts]
+    for ids in continuations(model, prompts, count, sampling, stop, model.decode_state()):
+        for text, token in zip(texts, ids, strict=True):
+            if token is not None:
+                text.append(token)
+    return texts
 
 
 def continuations(
@@ -71,9 +74,10 @@ def continuations(
     """Yield the next ids of all rows (None for a row that has ended) until all rows have ended."""
     check_type("count", count, int)
     check_type("stop", stop, int | None)
-    if count < 1 or not len(prompts):
-        error = f"{count} tokens were asked for" if count < 1 else "there is no prompt in the batch"
-        raise InputError(f"{error}; give at least 1")
+    if count < 1:
+        raise InputError(f"{count} tokens were asked for; give at least 1")
+    if not len(prompts):
+        raise InputError("there is no prompt in the batch; give at least 1")
     for row, prompt in enumerate(prompts):
         no_list = isinstance(prompt, Tensor | int) or not len(prompt)
         if no_list or not all(isinstance(token, Integral) for token in prompt):
@@ -82,32 +86,45 @@ def continuations(
     rows = [torch.tensor(prompt) for prompt in prompts]
     padded = nn.utils.rnn.pad_sequence(rows, batch_first=True)
     check_tokens(padded, model.config.vocab_size)  # on the CPU, where it checks the range too
+    # Another function is the generator, so that the checks above run at once.
+    return _continue(model, padded, list(map(len, rows)), count, sampling, stop, state)
 
-    def token_steps() -> Iterator[list[int | None]]:
-        weight = model.embedding.weight
-        tokens, dtype = padded.to(weight.device), projection_dtype(weight)
-        if len(rows) > 1 or not state.length:
-            logits = model.read(tokens, state, list(map(len, rows)))
-        else:
-            for block in tokens.split(BLOCK, dim=1):
-                logits = model.read(block, state)
-        if why_plain(model, dtype) is None:
-            steps = Replay(Prepared(model, dtype), state, logits, sampling, stop).run(count)
-        else:
-            steps = _plain_steps(model, logits, sampling, count, state)
-        live = [True] * len(prompts)
-        for ids in steps:
-            if any(alive and token < 0 for alive, token in zip(live, ids, strict=True)):
+
+def _continue(
+    model: Decoder,
+    prompts: Tensor,
+    lengths: Sequence[int],
+    count: int,
+    sampling: Sampling,
+    stop: int | None,
+    state: DecodeState,
+) -> Iterator[list[int | None]]:
+    """`continuations` of prompts (B, n), padded at the right, whose row b has lengths[b] tokens."""
+    weight = model.embedding.weight
+    prompts, dtype = prompts.to(weight.device), projection_dtype(weight)
+    if len(prompts) > 1 or not state.length:
+        logits = model.read(prompts, state, lengths)
+    else:
+        for block in prompts.split(BLOCK, dim=1):
+            logits = model.read(block, state)
+    if why_plain(model, dtype) is None:
+        steps = Replay(Prepared(model, dtype), state, logits, sampling, stop).run(count)
+    else:
+        steps = _plain_steps(model, logits, sampling, count, state)
+    ended = [False] * len(prompts)
+    for ids in steps:
+        shown: list[int | None] = []
+        for row, token in enumerate(ids):
+            if not ended[row] and token < 0:
                 raise RunError(
                     f"the logits after {state.length} tokens are not finite; the weights are "
                     "broken or the precision is too low"
                 )
-            live = [alive and token != stop for alive, token in zip(live, ids, strict=True)]
-            if not any(live):
-                return
-            yield [token if alive else None for alive, token in zip(live, ids, strict=True)]
-
-    return token_steps()  # a nested generator, so that the checks above run at once
+            ended[row] = ended[row] or token == stop
+            shown.append(None if ended[row] else token)
+        if all(ended):
+            return
+        yield shown
 
 
 def _plain_steps(
