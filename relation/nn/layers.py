@@ -58,11 +58,13 @@ class _Layer(nn.Module):
     def _reset_own(self) -> None:
         """Initialise the parameters outside the projections, by PyTorch's default generator."""
         for name, parameter in self.named_parameters(recurse=False):
-            if name in ("theta", "lam"):
-                parameter.fill_(self._config.lambda_init if name == "lam" else 0.0)
+            if name == "lam":
+                parameter.fill_(self._config.lambda_init)
+            elif name == "theta":
+                parameter.zero_()
             elif name == "retention_up":
                 nn.init.uniform_(parameter, -(self.head_dim**-0.5), self.head_dim**-0.5)
-            else:
+            else:  # a_log, dt_bias
                 parameter.copy_(retention_start(name, torch.rand_like(parameter)))
 
     def forward(

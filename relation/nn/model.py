@@ -142,12 +142,12 @@ class HistoryMixer(Mixer):
         # Under autocast the projections are BF16 but Raw-X's scaled X is FP32.
         info = self.information(x).to(p1.dtype)
         arguments = self.arguments(p1)
-        decodes = cache is not None and cache.length > 0
-        if not decodes:  # before the cache stores the block, because the backend may refuse it
+        if cache is None or cache.length == 0:
             y = self.call(p1, p2, info, *arguments, **self.options, documents=documents)
-        if cache is not None:
+            if cache is not None:  # after the backend, which may refuse the block
+                cache.append(p2, info)
+        else:
             history = cache.append(p2, info)  # two tensors, (B, H, all tokens read, d_h)
-        if decodes:
             visible = cache.visible(p1.shape[2])
             y = self.step(p1, *history, *arguments, **self.options, visible=visible)
         return self.output(y, x)
@@ -451,10 +451,15 @@ def _initial_values(config: ModelConfig, name: str, parameter: Tensor, key: str)
         # The key has no `mixer.`, because the first runs were made when the names had none.
         generator = keyed_generator(f"{key}/{name.replace('mixer.', '')}")
         return retention_start(kind, torch.rand(shape, generator=generator, device="cpu"))
-    if len(shape) < 2:  # lambda, the angles, the gains of norms
-        return torch.full_like(parameter, {"lam": config.lambda_init, "theta": 0.0}.get(kind, 1.0))
+    if kind == "lam":
+        return torch.full_like(parameter, config.lambda_init)
+    if kind == "theta":
+        return torch.zeros_like(parameter)
+    if len(shape) == 1:  # the gains of norms
+        return torch.ones_like(parameter)
     # A matrix (out, in), one matrix per head (H, out, in), or the embedding (V, d).
-    generator, is_embedding = keyed_generator(f"{key}/{name}"), name == "embedding.weight"
+    generator = keyed_generator(f"{key}/{name}")
+    is_embedding = name == "embedding.weight"
     if config.linear_init == "torch" and not is_embedding:
         values = 2 * torch.rand(shape, generator=generator, device="cpu") - 1
         scale = shape[1] ** -0.5
