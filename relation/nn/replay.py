@@ -53,6 +53,7 @@ class BlockWeights:
             vectors = mixer.a_log.detach().float(), mixer.dt_bias.detach().float()
             self.retention = (mixer.retention_up.detach().to(dtype).contiguous(), *vectors)
             readers.append(mixer.retention_down.weight)
+        self.lam, self.transport_self = None, True  # no lambda: MHA
         if letter == FULL:
             self.lam = mixer.arguments(mixer.wo.weight)[0].detach().float().clone()
             self.transport_self = mixer.options["transport_self"]
@@ -136,12 +137,14 @@ class Prepared:
         projected = projected.unflatten(1, (-1, config.head_dim))
         if layer.letter == LINEAR:
             projected = projected.unflatten(1, (4, config.heads))  # (B, 4, H, d_h)
-            arguments = layer.retention, tables, cache.tensors[0], lengths, active, config.tau
-            return decoding.linear_token(projected, projected[:, 3], *arguments, chained=True)
-        arguments = [projected, tables, cache.tensors, lengths]  # (B, H + 2 shared heads, d_h)
-        if layer.letter == FULL:
-            arguments += layer.lam, config.tau, layer.transport_self
-        return decoding.history_token(*arguments, chained=True)
+            return decoding.linear_token(
+                projected, projected[:, 3], layer.retention, tables, cache.tensors[0], lengths,
+                active, config.tau, chained=True,
+            )  # fmt: skip
+        return decoding.history_token(  # projected: (B, H + 2 shared heads, d_h)
+            projected, tables, cache.tensors, lengths, layer.lam, config.tau, layer.transport_self,
+            chained=True,
+        )  # fmt: skip
 
 
 class Replay:
@@ -164,10 +167,10 @@ class Replay:
         self._prepared, self._state, self._sampling, self._stop = prepared, state, sampling, stop
         self._device, rows = logits.device, len(logits)
         self._on_gpu = self._device.type == "cuda"
-        # Uniform numbers of CHUNK tokens, (CHUNK, B), and the index that each row uses next, (B,).
+        # Uniform numbers of CHUNK tokens, (CHUNK, B), and the index that each row used last, (B,).
         self._uniforms = uniform_numbers(sampling.seed, rows)
         self._numbers = torch.empty(CHUNK, rows, dtype=torch.float64, device=self._device)
-        self._place = torch.zeros(rows, dtype=torch.int64, device=self._device)
+        self._index = torch.zeros(rows, dtype=torch.int64, device=self._device)
         self._temperature = kernel_temperature(self._device, sampling)
         self._drawn = 0
         self._refill()
@@ -177,10 +180,10 @@ class Replay:
         if state.lengths is not None:
             lengths.copy_(state.lengths)
         self.ids = draw(logits, self._numbers[0], sampling)
-        ended = self.ids == stop if stop is not None else torch.zeros_like(self.ids)
+        active = torch.ones_like(lengths) if stop is None else (self.ids != stop).to(torch.int32)
         for cache in state.layers:
             cache.tensors = tuple(x.contiguous() for x in cache.tensors)
-        self._places = Places(lengths, (ended == 0).to(torch.int32), self._room())
+        self._places = Places(lengths, active, self._room())
         # Two copies of the ids: one is read while the next is written.
         host = partial(torch.empty, rows, dtype=torch.int64, pin_memory=self._on_gpu)
         self._on_host = [host(), host()]
@@ -190,7 +193,7 @@ class Replay:
     def next(self) -> None:
         """Read the ids and draw the next ones. The host does not wait."""
         if self.longest >= self._capacity:
-            self._run = None
+            self._run = None  # frees the graph
             self._places = self._places._replace(tables=self._room())
             self._prepare()
         self._drawn += 1
@@ -241,12 +244,13 @@ class Replay:
         if kernel_draws(logits, self._sampling):
             from relation.kernels import decoding
 
-            counts = self._place, lengths, active
-            arguments = logits, self._temperature, self._numbers, self.ids, counts, self._stop
-            decoding.draw(*arguments, chained=True)
+            decoding.draw(
+                logits, self._temperature, self._numbers, self.ids, (self._index, lengths, active),
+                self._stop, chained=True,
+            )  # fmt: skip
             return
-        self._place.add_(1)
-        uniforms = self._numbers.index_select(0, self._place[:1] % CHUNK)[0]
+        self._index.add_(1)
+        uniforms = self._numbers.index_select(0, self._index[:1] % CHUNK)[0]
         ids = draw(logits, uniforms, self._sampling)
         lengths.add_(active)
         if self._stop is not None:
@@ -255,22 +259,26 @@ class Replay:
         self.ids.copy_(ids)
 
     def _room(self) -> RopeTables:
-        """Allocate memory for another token (a full history doubles) and return RoPE's tables."""
-        histories = [layer for layer in self._state.layers if isinstance(layer, HistoryCache)]
-        for history in histories:
-            history.length = self.longest
-            history.reserve(self.longest + 1)
-        capacities = [history.capacity for history in histories]
-        places = max([1 << self.longest.bit_length(), *capacities])  # a Linear state has no limit
-        self._capacity = min([places, *capacities])
-        return self._prepared.rope_tables(torch.arange(places, device=self._device))
+        """Allocate memory for another token (a full history doubles) and return RoPE's tables.
+
+        Sets `_capacity`, the number of tokens at which the step needs room again.
+        """
+        capacities = []
+        for layer in self._state.layers:
+            if isinstance(layer, HistoryCache):
+                layer.length = self.longest  # a step counts on the GPU only
+                layer.reserve(self.longest + 1)
+                capacities.append(layer.capacity)
+        # Linear states have no limit, but the tables end somewhere: at a power of two.
+        self._capacity = min(capacities, default=1 << self.longest.bit_length())
+        return self._prepared.rope_tables(torch.arange(self._capacity, device=self._device))
 
     def _prepare(self) -> None:
         """Compile the step's kernels and capture it as a graph; a CPU runs it without a graph."""
         if not self._on_gpu:
             self._run = self._token
             return
-        counters = [self.ids, self._place, self._places.lengths, self._places.active]
+        counters = [self.ids, self._index, self._places.lengths, self._places.active]
         saved = [x.clone() for x in counters]
         # With all rows inactive, these trial steps write only to places after the rows' ends.
         self._places.active.zero_()
