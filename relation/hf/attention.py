@@ -39,50 +39,67 @@ def add_lambda(
     another attention, and if files of the folder have different lambdas. Raises it also if a lambda
     that must be loaded is missing: with `saved`, or, without `init`, for a saved model.
     """
-    whole, model = model, getattr(model, "get_base_model", lambda: model)()  # below PEFT's wrapper
-    modules = {n: m for n, m in model.named_modules() if hasattr(m, "layer_idx")}
-    modules = {n: m for n, m in modules.items() if getattr(m, "is_causal", False)}
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model  # below PEFT
+    modules = {
+        name: module
+        for name, module in base.named_modules()
+        if hasattr(module, "layer_idx") and getattr(module, "is_causal", False)
+    }
     if not modules:
         raise InputError(
-            f"{type(model).__name__} has no causal attention modules with a layer_idx; "
+            f"{type(base).__name__} has no causal attention modules with a layer_idx; "
             "attn_implementation='relation' is for Llama-type models"
         )
+    for name, module in modules.items():
+        attention = getattr(module, "config", base.config)._attn_implementation
+        if attention != NAME:
+            raise InputError(
+                f"{name} runs the attention {attention!r}, which has no lambda; "
+                "give attn_implementation='relation' to from_pretrained or the configuration"
+            )
+    for module, value in _first_lambdas(base, modules, init, saved).items():
+        # None if the weights are offloaded: lambda then stays on the CPU.
+        device = next((p.device for p in module.parameters() if not p.is_meta), None)
+        module.lam = nn.Parameter(torch.tensor([value], dtype=torch.float32, device=device))
+    # config.json stores this: a loaded model runs Relation, or fails without relation.hf.
+    for module in modules.values():
+        config = getattr(module, "config", base.config)
+        config.attn_implementation, config.has_lambda = NAME, True
+    # A loaded model gives its attention to all parts of its configuration, except those named here.
+    parts = {name: getattr(base.config, name, None) for name in base.config.sub_configs}
+    parts = {name: NAME for name, part in parts.items() if getattr(part, "has_lambda", False)}
+    if parts:
+        base.config.attn_implementation = parts
+    return model
+
+
+def _first_lambdas(
+    model: PreTrainedModel,
+    modules: dict[str, nn.Module],
+    init: float | None,
+    saved: str | Path | None,
+) -> dict[nn.Module, float]:
+    """The lambda with which each module starts, as `add_lambda` says, without those that have one.
+
+    Raises InputError if a lambda that must be loaded is missing.
+    """
+    if saved is None:
+        modules = {name: m for name, m in modules.items() if not hasattr(m, "lam")}
     # The path of a model made from a new configuration is "".
     folder = model.config._name_or_path if saved is None else saved
     prefix = f"{model.base_model_prefix}."  # names in the base model do not have it
-    reads = saved is not None or not all(hasattr(module, "lam") for module in modules.values())
-    stored, values = _saved_lambdas(Path(folder), prefix) if folder and reads else {}, {}
+    stored = _saved_lambdas(Path(folder), prefix) if folder and modules else {}
+    values = {}
     for name, module in modules.items():
-        config = getattr(module, "config", model.config)
-        if config._attn_implementation != NAME:
-            raise InputError(
-                f"{name} runs the attention {config._attn_implementation!r}, which has no lambda; "
-                "give attn_implementation='relation' to from_pretrained or the configuration"
-            )
-        if saved is None and hasattr(module, "lam"):
-            continue
-        must_load = saved is not None or (init is None and getattr(config, "has_lambda", False))
+        has_lambda = getattr(getattr(module, "config", model.config), "has_lambda", False)
         key = f"{name}.lam".removeprefix(prefix)
-        if must_load and key not in stored:
+        if key not in stored and (saved is not None or (init is None and has_lambda)):
             raise InputError(
                 f"there is no {name}.lam in {folder or 'any folder'}; give saved=, the folder of "
                 "safetensors that has it, or init= to start from that value"
             )
         values[module] = stored.get(key, 0.5 if init is None else init)
-    for module in modules.values():
-        # config.json stores this: a loaded model runs Relation, or fails without relation.hf.
-        config = getattr(module, "config", model.config)
-        config.attn_implementation, config.has_lambda = NAME, True
-    # A loaded model gives its attention to all parts of its configuration, except those named here.
-    parts = {name: getattr(model.config, name, None) for name in model.config.sub_configs}
-    parts = {name: NAME for name, part in parts.items() if getattr(part, "has_lambda", False)}
-    if parts:
-        model.config.attn_implementation = parts
-    for module, value in values.items():
-        # None if the weights are offloaded: lambda then stays on the CPU.
-        device = next((p.device for p in module.parameters() if not p.is_meta), None)
-        module.lam = nn.Parameter(torch.tensor([value], dtype=torch.float32, device=device))
-    return whole
+    return values
 
 
 def _saved_lambdas(folder: Path, prefix: str) -> dict[str, float]:
@@ -115,13 +132,15 @@ def relation_mask(**options: Any) -> Tensor | None:
     within the row, or if padding interrupts text; padding sees nothing. Waits for the GPU once.
     Compiled, it does not wait, and interrupted text is a RuntimeError.
     """
-    sees, text, window = (options.get(n) for n in ("mask_function", "attention_mask", "local_size"))
-    offset, n, device = (options[name] for name in ("q_offset", "q_length", "device"))
+    n, offset, device = options["q_length"], options["q_offset"], options["device"]
+    sees, text = options.get("mask_function"), options.get("attention_mask")
     traced = is_compiling()
 
     # If documents cannot describe what tokens see, return transformers' own mask.
     is_first = n > 1 and not (traced and isinstance(offset, Tensor)) and offset == 0
-    if not is_first or options.get("use_vmap") or not (window is None or window > n):
+    window = options.get("local_size")
+    is_narrow = window is not None and window <= n
+    if not is_first or is_narrow or options.get("use_vmap"):
         return sdpa_mask(**options)
     is_causal = options.get("allow_is_causal_skip", True)
     if is_causal and text is None:
@@ -142,8 +161,10 @@ def relation_mask(**options: Any) -> Tensor | None:
         torch._assert_async(~wrong, "padding interrupts a row's text, or tokens see later ones")
     else:
         is_wrong, has_documents = torch.stack((wrong, starts[:, 1:].any())).tolist()
-        if is_wrong or not has_documents:
-            return sdpa_mask(**options) if is_wrong else None
+        if is_wrong:
+            return sdpa_mask(**options)
+        if not has_documents:
+            return None
     return starts[:, None, None].short()
 
 
@@ -233,21 +254,20 @@ def relation_attention(
     lam = lam.to(query.device, wide)
     if scaling is not None and scaling != width**-0.5:
         query = query * (scaling * width**0.5)
-    n, documents = query.shape[2], None
-    described = attention_mask is not None and attention_mask.dtype == torch.int16 and n > 1
-    if described and attention_mask.shape[1:3] == (1, 1):
-        documents, attention_mask = _documents(attention_mask), None
-    elif attention_mask is not None:
-        _check_mask(attention_mask, n, key.shape[2])
-    if attention_mask is None and n > 1:
+    n, mask, documents = query.shape[2], attention_mask, None
+    if mask is not None and mask.dtype == torch.int16 and n > 1 and mask.shape[1:3] == (1, 1):
+        documents, mask = _documents(mask), None
+    elif mask is not None:
+        _check_mask(mask, n, key.shape[2])
+    if mask is None and n > 1:
         # A static cache has more keys than the prompt has tokens.
         key, value = key[:, :, :n], value[:, :, :n]
         y = _OPERATOR(query, key, value, lam, TAU, documents=documents)
     else:
-        if attention_mask is not None:
+        if mask is not None:
             # A token that sees nothing is padding. Let it see all tokens, so its result is finite.
-            attention_mask = attention_mask | ~attention_mask.any(-1, keepdim=True)
-        y = full_relation_step(query, key, value, lam, TAU, visible=attention_mask)
+            mask = mask | ~mask.any(-1, keepdim=True)
+        y = full_relation_step(query, key, value, lam, TAU, visible=mask)
     return y.transpose(1, 2), None
 
 
