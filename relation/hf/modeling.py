@@ -70,11 +70,11 @@ class RelationConfig(PretrainedConfig):
         for name, default in _FIELDS.items():
             setattr(self, name, options.pop(name, default))
         if "transformers_version" not in options:  # only files have it
-            names = {*dir(self), *vars(PretrainedConfig()), *vars(GenerationConfig())}
-            names = {name for name in names if "rope" not in name}  # ours is rope_base
-            for name in sorted(options.keys() - names - {"attn_implementation"}):
-                fields = (*_FIELDS, *self.attribute_map, "num_hidden_layers", "num_key_value_heads")
-                check_among(name, fields, f"RelationConfig has no {name}")
+            theirs = {*dir(self), *vars(PretrainedConfig()), *vars(GenerationConfig())}
+            theirs = {name for name in theirs if "rope" not in name}  # ours is rope_base
+            ours = (*_FIELDS, *self.attribute_map, "num_hidden_layers", "num_key_value_heads")
+            for name in sorted(options.keys() - theirs - {"attn_implementation"}):
+                check_among(name, ours, f"RelationConfig has no {name}")
         super().__init__(**options)
         self.model()  # raises InputError for an impossible model
 
@@ -212,11 +212,11 @@ class RelationModel(RelationPreTrainedModel):
             raise InputError(f"cache is a {type(cache).__name__}; give relation.hf.RelationCache")
         read = 0 if cache is None else cache.columns
         shape = tuple(input_ids.shape)
-        for name, tensor, fits, advice in (
+        for name, tensor, other_shape, advice in (
             ("attention_mask", attention_mask, (*shape[:-1], read + shape[-1]), "padding, (B, T)"),
             ("position_ids", position_ids, (1, *shape[1:]), "a position for each token"),
         ):
-            if tensor is not None and tensor.shape not in (shape, fits):
+            if tensor is not None and tensor.shape not in (shape, other_shape):
                 raise InputError(
                     f"{name} has shape {tuple(tensor.shape)} and input_ids {shape}; give {advice}"
                 )
@@ -254,10 +254,11 @@ class RelationModel(RelationPreTrainedModel):
 
     def _continue(self, tokens: Tensor, mask: Tensor | None, state: DecodeState) -> Tensor:
         """States (B, n, d) of tokens (B, n) after the tokens in `state`, which stores them too."""
+        if mask is not None and state.length == 0:
+            return self._begin(tokens, mask, state)
         if mask is not None:
-            if state.length == 0:
-                return self._begin(tokens, mask, state)
-            n, read = tokens.shape[1], state.length if state.lengths is None else state.lengths
+            n = tokens.shape[1]
+            read = state.length if state.lengths is None else state.lengths  # a number or (B,)
             is_text = mask != 0
             wrong = ~is_text[:, -n:].all(dim=1)  # (B,)
             # A mask may be of the new tokens alone. `states` refuses another number of rows.
@@ -307,14 +308,16 @@ def _documents(mask: Tensor | None, starts: Tensor | None) -> Documents | None:
 
     torch.compile does not know how many documents there are, so the number of tokens bounds it.
     """
+    if mask is None and starts is None:
+        return None
     begins, fits = starts, None
     if mask is not None:
         text = mask != 0
         before = F.pad(text[:, :-1], (1, 0))
-        begins = text != before if begins is None else begins | (text != before)
-        fits = (((text & ~before).sum(1) == 1) & (mask == text).all(1)).all()  # in one piece
-    if begins is None:
-        return None
+        edges = text != before  # where text or padding begins
+        begins = edges if starts is None else starts | edges
+        # Every row's text is in one piece, and the mask holds only 0 and 1.
+        fits = (((text & ~before).sum(1) == 1) & (mask == text).all(1)).all()
     if is_compiling():
         if fits is not None:
             torch._assert_async(
@@ -364,15 +367,18 @@ class RelationForCausalLM(RelationPreTrainedModel, GenerationMixin):
         logits_to_keep: return the logits of only this many last tokens (0: all), or of the columns
         (n,) that a tensor names.
         """
-        read = (input_ids, attention_mask, past_key_values, use_cache, position_ids, cache)
-        states, *cache = self.model(*read, return_dict=True, **options).to_tuple()
-        kept = logits_to_keep
-        kept = kept if isinstance(kept, Tensor) else slice(-kept, None)
-        logits = self.model.decoder.logits(states[:, kept])
+        outputs = self.model(
+            input_ids, attention_mask, past_key_values, use_cache, position_ids, cache,
+            return_dict=True, **options,
+        )  # fmt: skip
+        states, *cached = outputs.to_tuple()  # the cache, if there is one
+        is_number = not isinstance(logits_to_keep, Tensor)
+        columns = slice(-logits_to_keep, None) if is_number else logits_to_keep
+        logits = self.model.decoder.logits(states[:, columns])
         loss = None
         if labels is not None:
             loss = self.loss_function(logits, labels, self.config.vocab_size, **options)
-        return CausalLMOutputWithPast(loss, logits, *cache)
+        return CausalLMOutputWithPast(loss, logits, *cached)
 
     def _expand_inputs_for_generation(self, *, input_ids: Tensor, position_ids=None, **options):
         """Repeat each prompt for its beams or samples. position_ids (1, T) apply to all rows."""
