@@ -28,8 +28,9 @@ def chosen(name: str, launches: Launches, owned: Tensor, documents: bool) -> Glu
     if owned.dtype != torch.bfloat16 and (owned.dtype != torch.float16 or name == "forward"):
         return None
     B, H, T, _ = owned.shape
-    large = not documents and T >= LONG and B * H * T >= LARGE
-    return (large and launches.gluon_large.get(name)) or launches.gluon.get(name)
+    if not documents and T >= LONG and B * H * T >= LARGE and name in launches.gluon_large:
+        return launches.gluon_large[name]
+    return launches.gluon.get(name)
 
 
 def launch_forward(
@@ -76,20 +77,20 @@ def launch_backward(
     element, without atomics and in a fixed order: equal inputs give bitwise equal gradients.
     """
     launches = select_launches(p1.device, p1.element_size(), p1.shape[3])
-    owned = {"p1": p1, "p2_info": p2}
-    gluon = [chosen(name, launches, x, ends is not None) for name, x in owned.items()]
-    tensors = [aligned(x) if gluon[0] else x for x in (p1, p2, info, y, dy)]
+    p1_launch = chosen("p1", launches, p1, ends is not None)
+    p2_info_launch = chosen("p2_info", launches, p2, ends is not None)
     with torch.cuda.device_of(p1):
-        if not gluon[0]:
+        if not p1_launch:
             gradients = [empty_tokens(x, x.shape[1]) for x in (p1, p2, info)]
-            given = *tensors, gate_logit, log_norm, starts, ends, *gradients
+            given = p1, p2, info, y, dy, gate_logit, log_norm, starts, ends, *gradients
             return *gradients, triton_backward.backward(launches, *given, tau, transport_self)
         from relation.kernels.flash_relation import hopper_launch
 
         gradients = [empty_aligned(x) for x in (p1, p2, info)]
+        tensors = [aligned(x) for x in (p1, p2, info, y, dy)]
         rows = aligned_rows(gate_logit), aligned_rows(log_norm)
-        given = *tensors, *rows, starts, ends, *gradients
-        dlam = hopper_launch.launch_backward(*gluon, *given, tau, transport_self)
+        given = *tensors, *rows, starts, ends, *gradients, tau, transport_self
+        dlam = hopper_launch.launch_backward(p1_launch, p2_info_launch, *given)
     return *map(without_gaps, gradients), dlam
 
 

@@ -120,12 +120,10 @@ class Call(NamedTuple):
         if launch is None:
             return
         options = self.options(launch, *tensors)
-        first, *rest = (
-            (self.share_out(launch)[0],) if launch.programs else (self.heads, self.chunks)
-        )
-        blocks = [cdiv(self.shape[3], options["K"].BLOCK_D)] if blocked else []
-        grid = (first, *blocks, *rest)
-        start(kernel, grid, *map(strided, tensors), *given, **constants, **options)
+        grid = [self.share_out(launch)[0]] if launch.programs else [self.heads, self.chunks]
+        if blocked:
+            grid.insert(1, cdiv(self.shape[3], options["K"].BLOCK_D))
+        start(kernel, tuple(grid), *map(strided, tensors), *given, **constants, **options)
 
 
 def carry_states(
@@ -197,21 +195,30 @@ def launch_backward(
     dp1, dp2, dinfo, dg = (empty_tokens(x, H) for x in (p1, p2, info, log_retention))
     scale, chunks, all_chunks = 1 / (tau * D**0.5), call.chunks, call.heads * call.chunks
     segments = call.segment_chunks, call.segments
-    tensors = p1, p2, info, dy
-    of_information = (*tensors, dinfo), prepared, met, dmet, between, H, T, chunks
-    of_coordinates = (p1, p2), dp1, dp2, dg, dp1.stride(), prepared, between, H, T, scale, chunks
     with torch.cuda.device_of(p1):
         dinitial = carry_states(call, p1, p2, dy, prepared, dfinal, dmet, backward=True)
+        # Weak chunks first, and then all others.
         call.run(
-            weak_gradients_kernel, launches.weak_gradients, tensors, dp1, dp2, dinfo, dg,
-            dp1.stride(), prepared, met, dmet, H, T, scale, chunks, *segments,
+            weak_gradients_kernel, launches.weak_gradients, (p1, p2, info, dy),
+            dp1, dp2, dinfo, dg, dp1.stride(), prepared, met, dmet, H, T, scale, chunks, *segments,
         )  # fmt: skip
-        call.run(weak_information_kernel, launches.weak_information, *of_information, *segments)
-        call.run(weak_coordinates_kernel, launches.weak_coordinates, *of_coordinates, blocked=True)
-        every = *of_information, all_chunks, *segments
-        call.run(information_kernel, launches.information, *every)
-        every = *of_coordinates, all_chunks
-        call.run(coordinates_kernel, launches.coordinates, *every, blocked=True)
+        call.run(
+            weak_information_kernel, launches.weak_information, (p1, p2, info, dy, dinfo),
+            prepared, met, dmet, between, H, T, chunks, *segments,
+        )  # fmt: skip
+        call.run(
+            weak_coordinates_kernel, launches.weak_coordinates, (p1, p2),
+            dp1, dp2, dg, dp1.stride(), prepared, between, H, T, scale, chunks, blocked=True,
+        )  # fmt: skip
+        call.run(
+            information_kernel, launches.information, (p1, p2, info, dy, dinfo),
+            prepared, met, dmet, between, H, T, chunks, all_chunks, *segments,
+        )  # fmt: skip
+        call.run(
+            coordinates_kernel, launches.coordinates, (p1, p2),
+            dp1, dp2, dg, dp1.stride(), prepared, between, H, T, scale, chunks, all_chunks,
+            blocked=True,
+        )  # fmt: skip
     if call.group > 1:
         dp2, dinfo = (_sum_over_groups(x, p2.shape[1]) for x in (dp2, dinfo))
     return dp1, dp2, dinfo, dg, dinitial
