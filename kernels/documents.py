@@ -85,7 +85,8 @@ class Documents:
                 "the padding mask holds other numbers than 0 and 1; for numbered documents use "
                 "Documents.of(ids)"
             )
-        runs = (torch.nn.functional.pad(text, (1, 0)).to(torch.int8).diff(dim=1) == 1).sum(1)
+        before = torch.nn.functional.pad(text[:, :-1], (1, 0))
+        runs = (text & ~before).sum(1)  # pieces of text in each row
         if (runs != 1).any():
             row = int((runs != 1).nonzero()[0])
             found = "no text" if runs[row] == 0 else f"{int(runs[row])} pieces of text"
@@ -103,9 +104,9 @@ class Documents:
         """
         length = first.shape[1]
         first = torch.nn.functional.pad(first[:, 1:], (1, 0), value=True)
-        number = first.flatten().cumsum(0)
+        number = first.flatten().cumsum(0)  # of each token's document, from 1
         wanted = torch.arange(1, most + 2, device=first.device)
-        offsets = torch.searchsorted(number, wanted, out_int32=True)
+        offsets = torch.searchsorted(number, wanted, out_int32=True)  # B T if no token has it
         return cls(*_bounds(first), offsets, length)
 
     @classmethod

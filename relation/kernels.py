@@ -1,7 +1,8 @@
 """Triton kernels of the paper's operators. Importing this needs no Triton and no GPU.
 
-Their source is the project's folder kernels/. The folder has no `__init__.py`, so `import kernels`
-finds Hugging Face's package instead. In a wheel the folder is next to this file.
+Their source is the project's folder kernels/, in a wheel the folder next to this file. `__path__`
+makes this module a package of that folder's files. The folder itself has no `__init__.py`, so
+`import kernels` finds Hugging Face's package instead.
 """
 
 from pathlib import Path

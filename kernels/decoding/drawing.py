@@ -104,7 +104,7 @@ def draw(
     becomes 0, and the row draws the id again from then on. stop needs counts.
     """
     (B, V), rounds = logits.shape, len(uniforms)
-    place, lengths, active = (ids, ids, ids) if counts is None else counts
+    place, lengths, active = counts or (ids, ids, ids)  # without counts, the kernel reads none
     block = next_power_of_2(V) if V <= _WHOLE else _PART
     with torch.cuda.device_of(logits):
         draw_kernel[(B,)](
