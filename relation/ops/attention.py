@@ -124,13 +124,9 @@ def fused_attention(
 
 
 def _flash_by_document(q: Tensor, k: Tensor, v: Tensor, documents: Documents) -> Tensor:
-    """FlashAttention in which a token sees only its own document: (B, H, T, D)."""
     # All rows as one sequence, (B T, H, D), in which every document is an interval.
-    q_rows, k_rows, v_rows = (
-        for_heads(x, q.shape[1]).transpose(1, 2).flatten(0, 1) for x in (q, k, v)
-    )
-    run = _rows_on_gpu if q.is_cuda else _rows_on_cpu
-    y = run(q_rows, k_rows, v_rows, documents)
+    rows = [for_heads(x, q.shape[1]).transpose(1, 2).flatten(0, 1) for x in (q, k, v)]
+    y = _rows_on_gpu(*rows, documents) if q.is_cuda else _rows_on_cpu(*rows, documents)
     return y.unflatten(0, (q.shape[0], -1)).transpose(1, 2)
 
 
@@ -145,8 +141,7 @@ def _rows_on_gpu(q: Tensor, k: Tensor, v: Tensor, documents: Documents) -> Tenso
 
 
 def _rows_on_cpu(q: Tensor, k: Tensor, v: Tensor, documents: Documents) -> Tensor:
-    # `Documents.bounded` may end with empty documents.
-    sizes = [size for size in documents.offsets.diff().tolist() if size]
+    sizes = [size for size in documents.offsets.diff().tolist() if size]  # `bounded`: some are 0
     # Each of q, k and v as a list of its documents, (1, H, size, D).
     split = (x.transpose(0, 1)[None].split(sizes, dim=2) for x in (q, k, v))
     kernel = SDPBackend.FLASH_ATTENTION

@@ -140,15 +140,13 @@ def default_backend(operator: str, x: Tensor, documents: bool = False, null: boo
     """
     if operator == "mha":
         return _default_attention(x, documents, null)
-    width = x.shape[3]
-    fits = x.dtype in DTYPES and NARROWEST <= width <= WIDEST
+    fits = x.dtype in DTYPES and NARROWEST <= x.shape[3] <= WIDEST
     if operator != "calibrated" and x.is_cuda and fits and why_unavailable(x.device) is None:
         return "flash"
     if operator == "linear":
         return "chunked"
-    if width >= NARROWEST and not _has_no_kernel(x) and _why_no_flex_attention(x.device) is None:
-        return "flex"
-    return "tiled"
+    flexes = _why_no_flex_attention(x.device) is None and not _lacks_kernels(x)
+    return "flex" if flexes and x.shape[3] >= NARROWEST else "tiled"
 
 
 def _default_attention(x: Tensor, documents: bool, null: bool) -> str:
@@ -163,14 +161,13 @@ def _default_attention(x: Tensor, documents: bool, null: bool) -> str:
         return "flash"
     # PyTorch's memory-efficient kernel needs rows of a multiple of 16 bytes.
     aligned = x.shape[3] * x.dtype.itemsize % 16 == 0
-    return "efficient" if aligned and not documents and not _has_no_kernel(x) else "reference"
+    return "efficient" if aligned and not documents and not _lacks_kernels(x) else "reference"
 
 
-def _has_no_kernel(x: Tensor) -> bool:
-    """Whether no kernel on GPUs takes the dtype of x: FP64, and BF16 before Ampere."""
-    if x.dtype == torch.bfloat16 and x.is_cuda:
-        return _is_older(x.device, 8)
-    return x.dtype == torch.float64
+def _lacks_kernels(x: Tensor) -> bool:
+    """Whether neither Triton nor PyTorch has kernels for x on a GPU: FP64, BF16 before Ampere."""
+    is_old = x.is_cuda and x.dtype == torch.bfloat16 and _is_older(x.device, 8)
+    return is_old or x.dtype == torch.float64
 
 
 _BEST = {"mha": "flash", "full": "flash", "linear": "flash", "calibrated": "flex"}

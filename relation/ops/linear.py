@@ -33,16 +33,16 @@ def _read_write(
     read is S p1-hat and write is S p2-hat (Eq. 14), so Self scales reading and writing. At the
     first token of a document g is -inf, which empties the state.
     """
-    states = {} if state is None else {"state": state}
-    checks.check_floating(log_retention=log_retention, **states)
+    others = {"log_retention": log_retention} | ({} if state is None else {"state": state})
+    checks.check_floating(**others)
     checks.check_groups(p1=p1, p2=p2, info=info)
-    checks.check_device(p1, log_retention, *states.values())
+    checks.check_device(p1, *others.values())
     checks.check_tau(tau)
-    B, H, _, D = p1.shape
-    shapes = (("log_retention", log_retention, tuple(p1.shape)), ("state", state, (B, H, D, D)))
-    for name, x, shape in shapes:
-        if x is not None and x.shape != shape:
-            raise InputError(f"{name} has shape {tuple(x.shape)}; give {shape}")
+    B, H, T, D = p1.shape
+    shapes = {"log_retention": (B, H, T, D), "state": (B, H, D, D)}
+    for name, x in others.items():
+        if x.shape != shapes[name]:
+            raise InputError(f"{name} has shape {tuple(x.shape)}; give {shapes[name]}")
     log_retention = forget_at_starts(documents, p1, log_retention, state)
     wide = torch.promote_types(p1.dtype, torch.float32)
     p2, info = (for_heads(x, H) for x in (p2, info))
@@ -98,18 +98,14 @@ def _within_chunks(read: Tensor, write: Tensor, information: Tensor, g: Tensor) 
     sum is positive, so write and read take their exponentials as factors. A difference of running
     sums from the chunk's start would lose the digits of a weak retention after a strong one.
     """
-
-    def halves(x: Tensor, half: int) -> tuple[Tensor, Tensor]:
-        """The first and the second half of every block of x, (..., blocks, half, D) each."""
-        return x.unflatten(-2, (-1, 2, half)).unbind(-3)
-
     exchange = torch.zeros_like(information)
     half = 1
     while half < CHUNK:
-        g_first, g_second = halves(g, half)
-        written = halves(write, half)[0] * _after(g_first).exp()  # from j to the block's middle
-        asked = halves(read, half)[1] * g_second.cumsum(-2).exp()  # from the middle to t
-        answer = (asked @ written.transpose(-1, -2)) @ halves(information, half)[0]
+        halves = (-1, 2, half)  # of every block, so that [..., 0, :, :] are (..., blocks, half, D)
+        to_middle, from_middle = g.unflatten(-2, halves).unbind(-3)
+        w = write.unflatten(-2, halves)[..., 0, :, :] * _after(to_middle).exp()
+        r = read.unflatten(-2, halves)[..., 1, :, :] * from_middle.cumsum(-2).exp()
+        answer = (r @ w.transpose(-1, -2)) @ information.unflatten(-2, halves)[..., 0, :, :]
         # The first half of a block gets zeros: it reads nothing from this block.
         exchange = exchange + F.pad(answer, (0, 0, half, 0)).flatten(-3, -2)
         half *= 2

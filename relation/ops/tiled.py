@@ -81,10 +81,9 @@ def _masses(gap: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class _TiledRelation(torch.autograd.Function):
-    """Scan and backward. Heads of p1 that share one head of p2 and info form a group.
+    """Scan and backward. p1: (B, groups, heads per group, T, D), p2 and info: 1 head per group.
 
-    p1: (B, groups, heads per group, T, D). p2, info: (B, groups, 1, T, D). log_i: (T,), starts:
-    None; with documents (B, 1, 1, T) both.
+    log_i and starts are (T,) and None, with documents (B, 1, 1, T) both.
     """
 
     @staticmethod
@@ -167,10 +166,9 @@ def tiled_relation(
     log_i, starts = token_counts(documents, p1, wide).log(), None
     if documents is not None:
         log_i, starts = log_i[:, None], documents.starts[:, None, None]
-    members = p1.shape[1] // p2.shape[1]  # heads of p1 per group
     with without_autocast(p1):
         y = _TiledRelation.apply(
-            p1.unflatten(1, (-1, members)), p2.unflatten(1, (-1, 1)), info.unflatten(1, (-1, 1)),
-            lam, tau, transport_self, silu, log_i, starts,
+            p1.unflatten(1, (p2.shape[1], -1)), p2.unflatten(1, (-1, 1)),
+            info.unflatten(1, (-1, 1)), lam, tau, transport_self, silu, log_i, starts,
         )  # fmt: skip
     return y.flatten(1, 2)
