@@ -55,12 +55,8 @@ def generate_batch(
     Prompts may differ in length. The tokens of row b depend on the seed and on b, but not on other
     rows, except through rounding in the prompts' products. Otherwise like `generate_tokens`.
     """
-    texts: list[list[int]] = [[] for _ in prompts]
-    for ids in continuations(model, prompts, count, sampling, stop, model.decode_state()):
-        for text, token in zip(texts, ids, strict=True):
-            if token is not None:
-                text.append(token)
-    return texts
+    steps = list(continuations(model, prompts, count, sampling, stop, model.decode_state()))
+    return [[ids[row] for ids in steps if ids[row] is not None] for row in range(len(prompts))]
 
 
 def continuations(
@@ -86,45 +82,33 @@ def continuations(
     rows = [torch.tensor(prompt) for prompt in prompts]
     padded = nn.utils.rnn.pad_sequence(rows, batch_first=True)
     check_tokens(padded, model.config.vocab_size)  # on the CPU, where it checks the range too
-    # Another function is the generator, so that the checks above run at once.
-    return _continue(model, padded, list(map(len, rows)), count, sampling, stop, state)
 
+    def token_steps() -> Iterator[list[int | None]]:
+        weight = model.embedding.weight
+        tokens, dtype = padded.to(weight.device), projection_dtype(weight)
+        if len(rows) > 1 or not state.length:
+            logits = model.read(tokens, state, list(map(len, rows)))
+        else:
+            for block in tokens.split(BLOCK, dim=1):
+                logits = model.read(block, state)
+        if why_plain(model, dtype) is None:
+            steps = Replay(Prepared(model, dtype), state, logits, sampling, stop).run(count)
+        else:
+            steps = _plain_steps(model, logits, sampling, count, state)
+        ended = [False] * len(rows)
+        for ids in steps:
+            for row, token in enumerate(ids):
+                if not ended[row] and token < 0:
+                    raise RunError(
+                        f"the logits after {state.length} tokens are not finite; the weights are "
+                        "broken or the precision is too low"
+                    )
+                ended[row] = ended[row] or token == stop
+            if all(ended):
+                return
+            yield [None if ended[row] else token for row, token in enumerate(ids)]
 
-def _continue(
-    model: Decoder,
-    prompts: Tensor,
-    lengths: Sequence[int],
-    count: int,
-    sampling: Sampling,
-    stop: int | None,
-    state: DecodeState,
-) -> Iterator[list[int | None]]:
-    """`continuations` of prompts (B, n), padded at the right, whose row b has lengths[b] tokens."""
-    weight = model.embedding.weight
-    prompts, dtype = prompts.to(weight.device), projection_dtype(weight)
-    if len(prompts) > 1 or not state.length:
-        logits = model.read(prompts, state, lengths)
-    else:
-        for block in prompts.split(BLOCK, dim=1):
-            logits = model.read(block, state)
-    if why_plain(model, dtype) is None:
-        steps = Replay(Prepared(model, dtype), state, logits, sampling, stop).run(count)
-    else:
-        steps = _plain_steps(model, logits, sampling, count, state)
-    ended = [False] * len(prompts)
-    for ids in steps:
-        shown: list[int | None] = []
-        for row, token in enumerate(ids):
-            if not ended[row] and token < 0:
-                raise RunError(
-                    f"the logits after {state.length} tokens are not finite; the weights are "
-                    "broken or the precision is too low"
-                )
-            ended[row] = ended[row] or token == stop
-            shown.append(None if ended[row] else token)
-        if all(ended):
-            return
-        yield shown
+    return token_steps()  # a nested generator, so that the checks above run at once
 
 
 def _plain_steps(

@@ -58,10 +58,8 @@ class _Layer(nn.Module):
     def _reset_own(self) -> None:
         """Initialise the parameters outside the projections, by PyTorch's default generator."""
         for name, parameter in self.named_parameters(recurse=False):
-            if name == "lam":
-                parameter.fill_(self._config.lambda_init)
-            elif name == "theta":
-                parameter.zero_()
+            if name in ("theta", "lam"):
+                parameter.fill_(self._config.lambda_init if name == "lam" else 0.0)
             elif name == "retention_up":
                 nn.init.uniform_(parameter, -(self.head_dim**-0.5), self.head_dim**-0.5)
             else:  # a_log, dt_bias

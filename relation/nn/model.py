@@ -451,12 +451,8 @@ def _initial_values(config: ModelConfig, name: str, parameter: Tensor, key: str)
         # The key has no `mixer.`, because the first runs were made when the names had none.
         generator = keyed_generator(f"{key}/{name.replace('mixer.', '')}")
         return retention_start(kind, torch.rand(shape, generator=generator, device="cpu"))
-    if kind == "lam":
-        return torch.full_like(parameter, config.lambda_init)
-    if kind == "theta":
-        return torch.zeros_like(parameter)
-    if len(shape) == 1:  # the gains of norms
-        return torch.ones_like(parameter)
+    if len(shape) < 2:  # lambda, the angles, the gains of norms
+        return torch.full_like(parameter, {"lam": config.lambda_init, "theta": 0.0}.get(kind, 1.0))
     # A matrix (out, in), one matrix per head (H, out, in), or the embedding (V, d).
     generator = keyed_generator(f"{key}/{name}")
     is_embedding = name == "embedding.weight"

@@ -17,14 +17,7 @@ from relation.kernels.available import why_no_decoding
 from relation.nn.cache import Cache, DecodeState, HistoryCache
 from relation.nn.model import Block, Decoder, RopeTables
 from relation.nn.norms import is_patched
-from relation.nn.sampling import (
-    CHUNK,
-    Sampling,
-    draw,
-    kernel_draws,
-    kernel_temperature,
-    uniform_numbers,
-)
+from relation.nn.sampling import CHUNK, Sampling, draw, kernel_draws, uniform_numbers
 from relation.variants import FULL, LINEAR, MHA
 
 _KNOWN = ("relation.", "torch.nn.")  # modules from other packages may be adapters
@@ -171,7 +164,7 @@ class Replay:
         self._uniforms = uniform_numbers(sampling.seed, rows)
         self._numbers = torch.empty(CHUNK, rows, dtype=torch.float64, device=self._device)
         self._index = torch.zeros(rows, dtype=torch.int64, device=self._device)
-        self._temperature = kernel_temperature(self._device, sampling)
+        self._temperature = sampling.temperature_on(self._device)
         self._drawn = 0
         self._refill()
         # The rows' lengths and the first ids.
@@ -259,17 +252,14 @@ class Replay:
         self.ids.copy_(ids)
 
     def _room(self) -> RopeTables:
-        """Allocate memory for another token (a full history doubles) and return RoPE's tables.
-
-        Sets `_capacity`, the number of tokens at which the step needs room again.
-        """
+        """Allocate memory for `_capacity` > `longest` tokens in every row; return RoPE's tables."""
         capacities = []
         for layer in self._state.layers:
             if isinstance(layer, HistoryCache):
                 layer.length = self.longest  # a step counts on the GPU only
                 layer.reserve(self.longest + 1)
                 capacities.append(layer.capacity)
-        # Linear states have no limit, but the tables end somewhere: at a power of two.
+        # Linear states have no limit. Then the tables double.
         self._capacity = min(capacities, default=1 << self.longest.bit_length())
         return self._prepared.rope_tables(torch.arange(self._capacity, device=self._device))
 

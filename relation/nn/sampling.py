@@ -45,6 +45,12 @@ class Sampling:
         """Whether top_k and top_p exclude no token, or the likeliest token is taken."""
         return self.temperature == 0 or (self.top_k is None and self.top_p == 1)
 
+    def temperature_on(self, device: torch.device) -> Tensor | None:
+        """The temperature for the kernel, (1,) FP64; None: take the likeliest token."""
+        if self.temperature == 0:
+            return None
+        return torch.full((1,), self.temperature, dtype=torch.float64, device=device)
+
 
 def next_token_probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
     """Return the distribution of the next token, (..., V) FP64, from logits (..., V).
@@ -75,13 +81,6 @@ def kernel_draws(logits: Tensor, sampling: Sampling) -> bool:
     return sampling.whole and fits and why_unavailable(logits.device) is None
 
 
-def kernel_temperature(device: torch.device, sampling: Sampling) -> Tensor | None:
-    """The temperature for the kernel, (1,) FP64; None: take the likeliest token."""
-    if sampling.temperature == 0:
-        return None
-    return torch.full((1,), sampling.temperature, dtype=torch.float64, device=device)
-
-
 def draw(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> Tensor:
     """Draw a token per row, (B,) int64, from logits (B, V); -1 for a row with non-finite logits.
 
@@ -92,7 +91,7 @@ def draw(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> Tensor:
         from relation.kernels import decoding
 
         ids = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
-        temperature = kernel_temperature(logits.device, sampling)
+        temperature = sampling.temperature_on(logits.device)
         decoding.draw(logits, temperature, uniforms.reshape(1, -1), ids)
         return ids
     if sampling.temperature == 0:
