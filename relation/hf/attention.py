@@ -40,11 +40,8 @@ def add_lambda(
     that must be loaded is missing: with `saved`, or, without `init`, for a saved model.
     """
     base = model.get_base_model() if hasattr(model, "get_base_model") else model  # below PEFT
-    modules = {
-        name: module
-        for name, module in base.named_modules()
-        if hasattr(module, "layer_idx") and getattr(module, "is_causal", False)
-    }
+    modules = {name: m for name, m in base.named_modules() if hasattr(m, "layer_idx")}
+    modules = {name: m for name, m in modules.items() if getattr(m, "is_causal", False)}
     if not modules:
         raise InputError(
             f"{type(base).__name__} has no causal attention modules with a layer_idx; "
@@ -57,7 +54,23 @@ def add_lambda(
                 f"{name} runs the attention {attention!r}, which has no lambda; "
                 "give attn_implementation='relation' to from_pretrained or the configuration"
             )
-    for module, value in _first_lambdas(base, modules, init, saved).items():
+    new = {name: m for name, m in modules.items() if saved is not None or not hasattr(m, "lam")}
+    # The path of a model made from a new configuration is "".
+    folder = base.config._name_or_path if saved is None else saved
+    prefix = f"{base.base_model_prefix}."  # names in the base model do not have it
+    stored = _saved_lambdas(Path(folder), prefix) if folder and new else {}
+    values = {}
+    for name, module in new.items():
+        is_saved = getattr(getattr(module, "config", base.config), "has_lambda", False)
+        key = f"{name}.lam".removeprefix(prefix)
+        if key not in stored and (saved is not None or (is_saved and init is None)):
+            raise InputError(
+                f"there is no {name}.lam in {folder or 'any folder'}; give saved=, the folder of "
+                "safetensors that has it, or init= to start from that value"
+            )
+        values[module] = stored.get(key, 0.5 if init is None else init)
+    # Nothing has changed so far.
+    for module, value in values.items():
         # None if the weights are offloaded: lambda then stays on the CPU.
         device = next((p.device for p in module.parameters() if not p.is_meta), None)
         module.lam = nn.Parameter(torch.tensor([value], dtype=torch.float32, device=device))
@@ -71,35 +84,6 @@ def add_lambda(
     if parts:
         base.config.attn_implementation = parts
     return model
-
-
-def _first_lambdas(
-    model: PreTrainedModel,
-    modules: dict[str, nn.Module],
-    init: float | None,
-    saved: str | Path | None,
-) -> dict[nn.Module, float]:
-    """The lambda with which each module starts, as `add_lambda` says, without those that have one.
-
-    Raises InputError if a lambda that must be loaded is missing.
-    """
-    if saved is None:
-        modules = {name: m for name, m in modules.items() if not hasattr(m, "lam")}
-    # The path of a model made from a new configuration is "".
-    folder = model.config._name_or_path if saved is None else saved
-    prefix = f"{model.base_model_prefix}."  # names in the base model do not have it
-    stored = _saved_lambdas(Path(folder), prefix) if folder and modules else {}
-    values = {}
-    for name, module in modules.items():
-        has_lambda = getattr(getattr(module, "config", model.config), "has_lambda", False)
-        key = f"{name}.lam".removeprefix(prefix)
-        if key not in stored and (saved is not None or (init is None and has_lambda)):
-            raise InputError(
-                f"there is no {name}.lam in {folder or 'any folder'}; give saved=, the folder of "
-                "safetensors that has it, or init= to start from that value"
-            )
-        values[module] = stored.get(key, 0.5 if init is None else init)
-    return values
 
 
 def _saved_lambdas(folder: Path, prefix: str) -> dict[str, float]:

@@ -367,18 +367,15 @@ class RelationForCausalLM(RelationPreTrainedModel, GenerationMixin):
         logits_to_keep: return the logits of only this many last tokens (0: all), or of the columns
         (n,) that a tensor names.
         """
-        outputs = self.model(
-            input_ids, attention_mask, past_key_values, use_cache, position_ids, cache,
-            return_dict=True, **options,
-        )  # fmt: skip
-        states, *cached = outputs.to_tuple()  # the cache, if there is one
-        is_number = not isinstance(logits_to_keep, Tensor)
-        columns = slice(-logits_to_keep, None) if is_number else logits_to_keep
+        given = (input_ids, attention_mask, past_key_values, use_cache, position_ids, cache)
+        states, *maybe_cache = self.model(*given, return_dict=True, **options).to_tuple()
+        kept = logits_to_keep
+        columns = kept if isinstance(kept, Tensor) else slice(-kept, None)
         logits = self.model.decoder.logits(states[:, columns])
         loss = None
         if labels is not None:
             loss = self.loss_function(logits, labels, self.config.vocab_size, **options)
-        return CausalLMOutputWithPast(loss, logits, *cached)
+        return CausalLMOutputWithPast(loss, logits, *maybe_cache)
 
     def _expand_inputs_for_generation(self, *, input_ids: Tensor, position_ids=None, **options):
         """Repeat each prompt for its beams or samples. position_ids (1, T) apply to all rows."""
