@@ -101,6 +101,6 @@ def flex_relation(
         i = token_counts(documents, p1, wide)
         # The first token has no history, so its A is -inf and g is 0.
         A = torch.where(i == 1, -torch.inf, aux.lse.to(wide) - lam.to(wide) * i.log())
-        g, F_ii = (torch.sigmoid(x)[..., None] for x in (A - S, S - A))
+        g, F_ii = torch.sigmoid(A - S)[..., None], torch.sigmoid(S - A)[..., None]
         y = g * zbar.to(wide)
         return (y + F_ii * info_wide if transport_self else y).to(info.dtype)

@@ -29,22 +29,12 @@ def full_flow(
     """
     check_relation(lam, tau, documents, p1=p1, p2=p2)
     U = scores(p1, p2)  # U_ij, (B, H, T, T), Eq. 1
-    S = torch.sigmoid(U.diagonal(dim1=-2, dim2=-1) / tau)  # Self S_i, (B, H, T)
-    i = token_counts(documents, p1, U.dtype)  # (T,), or (B, 1, T) with documents
-    is_self = torch.eye(p1.shape[2], dtype=torch.bool, device=p1.device)
-    return _flow(U, S[..., None], is_self, i[..., None], lam, unseen(documents, p1), silu)
-
-
-def _flow(
-    U: Tensor, S: Tensor, is_self: Tensor, i: Tensor, lam: Tensor, hidden: Tensor, silu: bool
-) -> Tensor:
-    """Return F (..., n, T) of scores U. S, i: (..., n, 1). is_self: where a row has S, not E.
-
-    R_ij = E_ij - lambda log i for j < i, R_ii = S_i, and -inf if `hidden` (Eq. 2).
-    """
+    S = torch.sigmoid(U.diagonal(dim1=-2, dim2=-1) / tau)[..., None]  # Self S_i, (B, H, T, 1)
     E = F.silu(U) if silu else U  # Exchange E_ij
-    R = torch.where(is_self, S, E - lam.to(U.dtype) * i.log())
-    return R.masked_fill(hidden, -torch.inf).softmax(dim=-1)  # Eq. 3
+    i = token_counts(documents, p1, U.dtype)[..., None]  # (T, 1), or (B, 1, T, 1) with documents
+    is_self = torch.eye(p1.shape[2], dtype=torch.bool, device=p1.device)
+    R = torch.where(is_self, S, E - lam.to(U.dtype) * i.log())  # Eq. 2
+    return R.masked_fill(unseen(documents, p1), -torch.inf).softmax(dim=-1)  # Eq. 3
 
 
 def full_relation(
@@ -100,8 +90,9 @@ def full_relation_step(
     U = scores(p1, p2)  # (B, H, n, T)
     i = visible.sum(-1, keepdim=True)  # (..., n, 1): how many tokens a row sees
     is_self = visible & (visible.cumsum(-1) == i)  # (..., n, T): the last of them
-    S = torch.sigmoid(U / tau)
-    flow = _flow(U, S, is_self, i.to(U.dtype), lam, ~visible, silu)
+    S, E = torch.sigmoid(U / tau), F.silu(U) if silu else U
+    R = torch.where(is_self, S, E - lam.to(U.dtype) * i.to(U.dtype).log())
+    flow = R.masked_fill(~visible, -torch.inf).softmax(dim=-1)
     if not transport_self:
         flow = flow.masked_fill(is_self, 0)
     return shared_matmul(flow.to(info.dtype), info)
