@@ -193,8 +193,7 @@ def history_token(
     tops = projected.new_empty(B * H, pieces, 2, dtype=torch.float32)
     sums = projected.new_empty(B * H, pieces, D, dtype=torch.float32)
     y = projected.new_empty(B, H * D)
-    common = {"RELATION": lam is not None, "GROUP": H // K, "D": D, "BLOCK_D": padded_width(D)}
-    common |= {"PIECE": PIECE}
+    common = dict(RELATION=lam is not None, GROUP=H // K, D=D, BLOCK_D=padded_width(D), PIECE=PIECE)
     # A piece fits the registers of 4 warps if its rows have at most 128 bytes.
     warps = 4 if D * projected.itemsize <= 128 else 8
     with torch.cuda.device_of(projected):

@@ -49,7 +49,8 @@ class Call(NamedTuple):
     def of(cls, p1: Tensor, p2: Tensor) -> "Call":
         B, H, T, D = p1.shape
         launches = select_launches(p1.device, p1.element_size(), D)
-        chunks, length = cdiv(T, launches.chunk), 1
+        chunks = cdiv(T, launches.chunk)
+        length = 1  # of a segment, in chunks; longer only if enough programs remain
         while length < LONGEST_SEGMENT and B * H * chunks >= 2 * length * launches.programs:
             length *= 2
         return cls(launches, (B, H, T, D), H // p2.shape[1], chunks, length, cdiv(chunks, length))
@@ -138,6 +139,7 @@ def carry_states(
     (B, H, T, D), (block, steps) = call.shape, call.launches.scan
     options = call.options(call.launches.states, p1, p2, value)
     tiles = cdiv(D, options["K"].BLOCK_D) * cdiv(D, options["K"].BLOCK_V)
+    # What each segment adds to the state; the state after all of them.
     added, final = torch.empty_like(met.entry), met.entry.new_empty(B, H, D, D)
     (added_log_decay,) = call.empty(final, (call.segments, D))
     start(
