@@ -54,6 +54,7 @@ def add_lambda(
                 f"{name} runs the attention {attention!r}, which has no lambda; "
                 "give attn_implementation='relation' to from_pretrained or the configuration"
             )
+    # The lambda of each module that gets one. Nothing changes before all are known.
     new = {name: m for name, m in modules.items() if saved is not None or not hasattr(m, "lam")}
     # The path of a model made from a new configuration is "".
     folder = base.config._name_or_path if saved is None else saved
@@ -69,7 +70,6 @@ def add_lambda(
                 "safetensors that has it, or init= to start from that value"
             )
         values[module] = stored.get(key, 0.5 if init is None else init)
-    # Nothing has changed so far.
     for module, value in values.items():
         # None if the weights are offloaded: lambda then stays on the CPU.
         device = next((p.device for p in module.parameters() if not p.is_meta), None)
@@ -135,6 +135,7 @@ def relation_mask(**options: Any) -> Tensor | None:
     place = torch.arange(n, device=device)
     # A token that does not see its left neighbour starts a document.
     starts = ~sees(row, 0, place, (place - 1).clamp(min=0)).expand(len(row), n)
+    # A token that sees its right neighbour sees a later one.
     wrong = starts.new_zeros(()) if is_causal else sees(row, 0, place[:-1], place[1:]).any()
     if text is not None:
         text = text[:, :n]  # with a static cache the mask is longer than the prompt
