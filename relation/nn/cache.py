@@ -110,8 +110,7 @@ class HistoryCache(Cache):
         if self.tensors:
             for block in blocks:
                 self._check(block, self.tensors[0])
-        if not self.tensors or end > self.capacity:
-            self.reserve(end, blocks)
+        self.reserve(end, blocks)
         if not self.uneven:
             for buffer, block in zip(self.tensors, blocks, strict=True):
                 buffer[:, :, self.length : end] = block
@@ -125,6 +124,7 @@ class HistoryCache(Cache):
 
     @staticmethod
     def _check(block: Tensor, history: Tensor) -> None:
+        """Raise InputError unless a block can follow a history; both are (B, H, T, D)."""
         for name, new, expected in (
             ("batch size", block.shape[0], history.shape[0]),
             ("number of heads", block.shape[1], history.shape[1]),
@@ -156,8 +156,9 @@ class HistoryCache(Cache):
                 f"the decode state is full at {self.length:,} tokens, and the GPU has no memory "
                 f"for {capacity:,}; decode fewer rows or tokens"
             ) from None
-        for buffer, state in zip(buffers, self.states, strict=False):  # the first block has none
-            buffer[:, :, : self.length] = state
+        if self.tensors:
+            for buffer, state in zip(buffers, self.states, strict=True):
+                buffer[:, :, : self.length] = state
         self.capacity, self.tensors = capacity, buffers
 
 
