@@ -28,7 +28,6 @@ _DEFAULTS = {
 }
 # Backends that need a GPU. Triton's interpreter can run those named flash on a CPU.
 _GPU_ALONE = (("mha", "cudnn"), ("full", "flex"), ("full", "flash"), ("linear", "flash"))
-_ROUNDS = ("rounds", "warmup_updates", "measured_updates")
 _BENCHMARKS = ("fixed", "matched", "linear_steady", "linear_long", "complexity", "decode")
 _DECODED = ("mha", "full", "linear", "hybrid")
 # The layers of a mixer's recall models, and the variant whose options they take. Hybrid's LLLF
@@ -83,9 +82,10 @@ class Matrix:
         check_among(corpus, corpora, f"{place}: there is no corpus {corpus!r}")
         values = {"title": corpus, **corpora[corpus].as_dict()}
         streams, path = values.pop("streams", None), values.pop("path", None)
-        if (path is None) == (streams is None):
-            none, both = "no path and no streams; give one", "path and streams; set one to null"
-            raise InputError(f"{place}: corpora.{corpus} has {none if path is None else both}")
+        if path is None and streams is None:
+            raise InputError(f"{place}: corpora.{corpus} has no path and no streams; give one")
+        if path is not None and streams is not None:
+            raise InputError(f"{place}: corpora.{corpus} has path and streams; set one to null")
         for stream in streams or ():
             if stream.get("revision") is None:
                 where = f"{place}: corpora.{corpus}.streams"
@@ -97,7 +97,8 @@ class Matrix:
                 values["validation_modulus"] = None
         elif path is not None:
             path = Path(path)
-        if path is not None and path.exists() and values.get("fingerprint") is None:
+        values.setdefault("fingerprint", None)
+        if path is not None and path.exists() and values["fingerprint"] is None:
             from relation.data.corpus import fingerprint
 
             values["fingerprint"] = fingerprint(str(path))
@@ -109,7 +110,7 @@ class Matrix:
             source=None if streams is None else {"streams": streams},
             largest_context=max(o["context"] for o in readers),
             diagnosed_tokens=max(o["flow_sequences"] * o["flow_window"] + 1 for o in readers),
-            **{"fingerprint": None, **values},
+            **values,
         )
 
     def model(self, where: str, variant: str, o: Mapping) -> ModelConfig:
@@ -126,7 +127,7 @@ class Matrix:
             raise InputError(f"{where}: {error}") from None
 
     def run(self, address: tuple, data: Data, o: dict, further: bool) -> Run:
-        """One run. Raises InputError if its values contradict each other."""
+        """One run with options `o`. Raises InputError if its values contradict each other."""
         scale, variation, variant, seed = address
         where = f"config/{self.name}.yaml: scale {scale}, variation {variation}, variant {variant}"
         if o["tokens_per_update"] % (o["micro"] * o["context"]):
@@ -149,55 +150,66 @@ class Matrix:
         separate = o["paired_weights"] == "separate" and variant != "mha"
         return Run(
             campaign=self.name,
+            scale=scale,
+            variation=variation,
+            variant=variant,
+            seed=seed,
             model=self.model(where, variant, o),
             data=data,
             init_key=variant if separate else None,
             further=further,
-            **{"scale": scale, "variation": variation, "variant": variant, "seed": seed, **options},
+            **options,
         )
+
+    def seeds(self, scale: str, variation: str, variant: str) -> dict[int, bool]:
+        """The seeds of a variant, each with whether it is one of `further_seeds`."""
+        changes = self.variations[variation]
+        seeds = changes.get("seeds", self.section.seeds) or []
+        if len(set(seeds)) < len(seeds):
+            raise InputError(f"config/{self.name}.yaml: seeds {seeds}: give each seed once")
+        further = []
+        if "seeds" not in changes and variant in PAIRED:
+            further = (self.section.further_seeds or {}).get(scale, [])
+        return {seed: seed not in seeds for seed in (*seeds, *further)}
 
     def runs(self) -> tuple[dict[tuple, Run], dict[str, Data]]:
         """The run of each scale, variation, variant and seed, in this order, and the corpora.
 
         A run that equals one of an earlier variation is that run: it is trained once.
         """
-        planned: dict[tuple, tuple[dict, bool]] = {}  # by address: options, and if further
-        readers: dict[tuple, list[dict]] = {}  # options by corpus and vocabulary
-        for scale, section in self.section.scales.items():
-            for variant in PAIRED if section.variants is None else section.variants:
-                o = self.options(scale, variant)
-                readers.setdefault((o["corpus"], o["vocabulary"]), []).append(o)
-        longest = {names: max(o["context"] for o in each) for names, each in readers.items()}
+        scales = self.section.scales
+        of_scale = {k: PAIRED if s.variants is None else s.variants for k, s in scales.items()}
+        unvaried = [self.options(scale, v) for scale in scales for v in of_scale[scale]]
+        varied: dict[tuple, dict] = {}  # options by scale, variation and variant
         for variation, changes in self.variations.items():
-            scales = changes.get("scales", self.section.scales)
-            for scale in (name for name in self.section.scales if name in scales):
-                variants = changes.get("variants", self.section.scales[scale].variants)
-                seeds = changes.get("seeds", self.section.seeds) or []
-                if len(set(seeds)) < len(seeds):
-                    raise InputError(f"config/{self.name}.yaml: seeds {seeds}: give each seed once")
-                further = (self.section.further_seeds or {}).get(scale, [])
-                further = [] if "seeds" in changes else [s for s in further if s not in seeds]
-                for variant in PAIRED if variants is None else variants:
-                    o = self.options(scale, variant, changes)
-                    readers.setdefault((o["corpus"], o["vocabulary"]), []).append(o)
-                    for seed in (*seeds, *(further if variant in PAIRED else ())):
-                        planned[scale, variation, variant, seed] = (o, seed in further)
+            for scale in scales:
+                if scale in changes.get("scales", scales):
+                    for variant in changes.get("variants", of_scale[scale]):
+                        address = scale, variation, variant
+                        varied[address] = self.options(scale, variant, changes)
+
+        # The options of all that read a corpus at a vocabulary.
+        readers = _by_corpus([*unvaried, *varied.values()])
         for benchmark, scale in self.benchmarks():  # these may read a text that no run reads
             if benchmark not in UNTRAINED:
                 o = self.at(scale)
                 readers.setdefault((o["corpus"], o["vocabulary"]), [o])
         # For flow windows, variations' contexts count only for corpora that no scale itself reads,
         # so that a variation with a longer context changes no other run's flow.
-        longest = {n: max(o["context"] for o in each) for n, each in readers.items()} | longest
+        readers_unvaried = _by_corpus(unvaried)
         for names, each in readers.items():
+            longest = max(o["context"] for o in readers_unvaried.get(names, each))
             for o in each:
-                o["flow_window"] = max(o["context"], longest[names])
+                o["flow_window"] = max(o["context"], longest)
         data = {names: self.data(*names, each) for names, each in readers.items()}
+
         runs: dict[tuple, Run] = {}
         by_hash: dict[str, Run] = {}
-        for address, (o, further) in planned.items():
-            run = self.run(address, data[o["corpus"], o["vocabulary"]], o, further)
-            runs[address] = by_hash.setdefault(run.hash, run)
+        for address, o in varied.items():
+            corpus = data[o["corpus"], o["vocabulary"]]
+            for seed, further in self.seeds(*address).items():
+                run = self.run((*address, seed), corpus, o, further)
+                runs[*address, seed] = by_hash.setdefault(run.hash, run)
         return runs, {corpus.name: corpus for corpus in data.values()}
 
     # Benchmarks, recall and checks use the options of the first variation.
@@ -209,11 +221,15 @@ class Matrix:
     def benchmarks(self) -> Iterator[tuple[str, str]]:
         """The name and the scale of every systems benchmark (Appendix F)."""
         systems = self.section.systems
-        for name in _BENCHMARKS if systems else ():
+        if systems is None:
+            return
+        for name in _BENCHMARKS:
             section = getattr(systems, name)
-            if section is not None:
-                scales = section.batches if isinstance(section, Batches) else [section.scale]
-                yield from ((name, scale) for scale in scales if scale in self.section.scales)
+            if section is None:
+                continue
+            for scale in section.batches if isinstance(section, Batches) else [section.scale]:
+                if scale in self.section.scales:
+                    yield name, scale
 
     def job(self, o: dict) -> dict:
         """The fields of a `Job` with these options."""
@@ -233,6 +249,14 @@ class Matrix:
         return self.model(where, variant, self.at(scale, variant))
 
 
+def _by_corpus(options: list[dict]) -> dict[tuple, list[dict]]:
+    """Group options by corpus and vocabulary."""
+    groups: dict[tuple, list[dict]] = {}
+    for o in options:
+        groups.setdefault((o["corpus"], o["vocabulary"]), []).append(o)
+    return groups
+
+
 def _path_or_streams(corpus: str) -> tuple[Path | None, list[dict] | None]:
     """Resolve corpus= to a path or to the streams of a data set of the hub."""
     path = Path(corpus)
@@ -250,48 +274,55 @@ def _check_backends(where: str, variant: str, o: Mapping) -> None:
     """Raise InputError for a backend that cannot separate documents, or a GPU's on a CPU."""
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     for letter in dict.fromkeys(VARIANTS[variant].pattern):
-        used = (MIXERS[letter], o["backends"].get(MIXERS[letter]))
-        if o.get("document_mask") == "documents" and used == ("mha", "cudnn"):
+        operator, backend = MIXERS[letter], o["backends"].get(MIXERS[letter])
+        if o.get("document_mask") == "documents" and (operator, backend) == ("mha", "cudnn"):
             raise InputError(f"{where}: MHA's backend cudnn takes no documents; use flash")
-        on_gpu = used in _GPU_ALONE and not (interpreted and used[1] == "flash")
-        if o["device"] == "cpu" and on_gpu:
-            raise InputError(f"{where}: backend {used[1]} of {used[0]} needs a GPU; use another")
+        interprets = interpreted and backend == "flash"
+        if o["device"] == "cpu" and (operator, backend) in _GPU_ALONE and not interprets:
+            raise InputError(f"{where}: backend {backend} of {operator} needs a GPU; use another")
+
+
+def _forms(matrix: Matrix, benchmark: str, scale: str) -> list[tuple[str, str, dict]]:
+    """What a benchmark compares, in the paper's order: name, variant and backends of each form."""
+    systems, section = matrix.section.systems, getattr(matrix.section.systems, benchmark)
+
+    def as_trained(variant: str) -> tuple[str, str, dict]:
+        return (variant, variant, matrix.at(scale, variant)["backends"])
+
+    mha = ("mha", "mha", systems.baseline.as_dict())
+    reference, flash = {"full": "reference"}, {"full": systems.flash}
+    if benchmark == "fixed":
+        forms = [("reference", "full", reference), ("full", "full", flash)]
+        if matrix.at(scale)["compile"]:
+            forms.append(("reference-compiled", "full", {"full": "materialised"}))
+        return forms
+    if benchmark == "matched":
+        peers = [(f"mha-{peer}", "mha", {"mha": peer}) for peer in section.peers or ()]
+        further = [as_trained(variant) for variant in section.variants or ()]
+        return [mha, ("full", "full", flash), *peers, *further]
+    if benchmark == "complexity":
+        full = [("full-reference", "full", reference), ("full-flash", "full", flash)]
+        return [mha, *full, as_trained("linear")]
+    if benchmark == "decode":
+        return [as_trained(variant) for variant in _DECODED]
+    return [as_trained("linear")]  # linear_steady and linear_long
 
 
 def sides(matrix: Matrix, benchmark: str, scale: str) -> Iterator[Side]:
-    """The sides of a benchmark's comparison."""
-    systems, section = matrix.section.systems, getattr(matrix.section.systems, benchmark)
-    o = {variant: matrix.at(scale, variant) for variant in _DECODED}
-    mha, reference = ("mha", "mha", systems.baseline.as_dict()), {"full": "reference"}
-    flash = ("full", "full", {"full": systems.flash})  # a side's name, its variant, its backends
-    linear = ("linear", "linear", o["linear"]["backends"])
-    if benchmark == "fixed":
-        forms = [("reference", "full", reference), flash]
-        if o["full"]["compile"]:
-            forms.append(("reference-compiled", "full", {"full": "materialised"}))
-    elif benchmark == "matched":
-        forms = [mha, flash]
-        forms += ((f"mha-{peer}", "mha", {"mha": peer}) for peer in section.peers or ())
-        forms += ((v, v, matrix.at(scale, v)["backends"]) for v in section.variants or ())
-    elif benchmark == "linear_steady":
-        forms = [linear]
+    """The sides of a benchmark's comparison: every form at every context and batch."""
+    section = getattr(matrix.section.systems, benchmark)
+    if isinstance(section, Batches):  # sizes: T, micro and accumulation of each side
+        sizes = [(section.context or matrix.at(scale)["context"], *section.batches[scale])]
     elif benchmark == "linear_long":
-        forms = [("T={T}", *linear[1:])]
-    elif benchmark == "complexity":
-        forms = [mha, ("full-reference", "full", reference), ("full-flash", *flash[1:]), linear]
+        tokens = matrix.at(scale, "linear")["tokens_per_update"]
+        sizes = [(T, 1, max(1, tokens // T)) for T in section.contexts]
     else:
-        forms = [(f"{v} T={{T}} x {{rows}}", v, options["backends"]) for v, options in o.items()]
-    if isinstance(section, Batches):
-        cells = [(section.context or o["full"]["context"], *section.batches[scale])]
-    elif benchmark == "linear_long":
-        tokens = o["linear"]["tokens_per_update"]
-        cells = [(T, 1, max(1, tokens // T)) for T in section.contexts]
-    else:
-        cells = [(T, rows, 1) for T in section.contexts for rows in section.rows or [1]]
-    for name, variant, backends in forms:
-        for position, (T, micro, accumulation) in enumerate(cells):
+        sizes = [(T, rows, 1) for T in section.contexts for rows in section.rows or [1]]
+    for form, variant, backends in _forms(matrix, benchmark, scale):
+        for position, (T, micro, accumulation) in enumerate(sizes):
+            names = {"linear_long": f"T={T}", "decode": f"{form} T={T} x {micro}"}
             yield Side(
-                side=name.format(T=T, rows=micro),
+                side=names.get(benchmark, form),
                 variant=variant,
                 backends=backends,
                 model=matrix.model_at(scale, variant),
@@ -312,7 +343,9 @@ def bench_jobs(matrix: Matrix) -> Iterator[Bench]:
             scale=scale,
             sides=tuple(sides(matrix, name, scale)),
             optimizer=matrix.optimizer(scale) | {"learning_rate": o["learning_rate"]},
-            **{n: getattr(matrix.section.systems, n) for n in _ROUNDS},
+            rounds=matrix.section.systems.rounds,
+            warmup_updates=matrix.section.systems.warmup_updates,
+            measured_updates=matrix.section.systems.measured_updates,
         )
 
 
@@ -351,6 +384,22 @@ def recall_jobs(matrix: Matrix) -> Iterator[Recall]:
         )
 
 
+def _checked_at(matrix: Matrix, variant: str) -> str | None:
+    """The scale at which a variant's gradients are checked, or None.
+
+    It is the first that trains the variant. If none does, it is the first whose layers the variant
+    can fill; but an arm of the fair comparison is then not checked.
+    """
+    scales = matrix.section.scales
+    for scale in scales:
+        if variant in (scales[scale].variants or ()):
+            return scale
+    pattern = len(VARIANTS[variant].pattern)
+    fitting = [scale for scale in scales if matrix.at(scale)["layers"] % pattern == 0]
+    is_arm = variant in ARMS and variant not in PAIRED
+    return fitting[0] if fitting and not is_arm else None
+
+
 def check_job(matrix: Matrix) -> Check | None:
     """The checks against FP64; None if the campaign has none."""
     if not matrix.section.check:
@@ -363,25 +412,25 @@ def check_job(matrix: Matrix) -> Check | None:
             where = f"config/{matrix.name}.yaml: check"
             raise InputError(f"{where}: backends has no {operator}; set it")
     length, micro, draws = _CHECKED[o["precision"]]
-    sides: list[tuple[str, Side]] = []  # (scale, side)
+    gradients: list[Side] = []
+    gradient_scales: list[str] = []
     for name, variant in VARIANTS.items():
-        pattern = len(variant.pattern)
-        trained_at = [scale for scale in scales if name in (scales[scale].variants or ())]
-        if not trained_at and (name in PAIRED or name not in ARMS):
-            trained_at = [scale for scale in scales if geometry[scale]["layers"] % pattern == 0]
-        for scale in trained_at[:1]:
-            options, model = matrix.at(scale, name), matrix.model_at(scale, name)
-            layers = max(2, pattern)  # two layers have both pairings of heads
-            side = Side(
-                side=name,
-                variant=name,
-                backends=options["backends"],
-                model=replace(model, layout=model.layout[:layers]),
-                context=min(length, options["context"]),
-                micro=min(micro, options["micro"]),
-                accumulation=2,
-            )
-            sides.append((scale, side))
+        scale = _checked_at(matrix, name)
+        if scale is None:
+            continue
+        options, model = matrix.at(scale, name), matrix.model_at(scale, name)
+        layers = max(2, len(variant.pattern))  # two layers have both pairings of heads
+        side = Side(
+            side=name,
+            variant=name,
+            backends=options["backends"],
+            model=replace(model, layout=model.layout[:layers]),
+            context=min(length, options["context"]),
+            micro=min(micro, options["micro"]),
+            accumulation=2,
+        )
+        gradients.append(side)
+        gradient_scales.append(scale)
     shapes: dict[tuple, dict] = {}
     for scale, options in geometry.items():
         # The operator treats heads separately, so two are enough. Equal shapes are checked once.
@@ -394,7 +443,7 @@ def check_job(matrix: Matrix) -> Check | None:
         linear=o["backends"]["linear"],
         shapes=tuple(shapes.values()),
         draws=16,
-        gradients=tuple(side for _, side in sides),
-        gradient_scales=tuple(scale for scale, _ in sides),
+        gradients=tuple(gradients),
+        gradient_scales=tuple(gradient_scales),
         gradient_draws=draws,
     )
