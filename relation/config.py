@@ -9,7 +9,6 @@ else from the campaign. In each of them `overrides` sets options of single varia
 import json
 import re
 from collections.abc import Collection, Mapping
-from functools import reduce
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -81,10 +80,10 @@ class Section(BaseModel):
     @classmethod
     def _reject_unknown(cls, values: Any) -> Any:
         """Raise InputError for an unknown key, with the nearest known one."""
-        of_model = (
-            ModelConfig.__dataclass_fields__.keys() - cls.model_fields.keys() - {"vocab_size"}
-        )
-        for name in values if isinstance(values, Mapping) else ():
+        if not isinstance(values, Mapping):
+            return values
+        of_model = {*ModelConfig.__dataclass_fields__} - {*cls.model_fields, "vocab_size"}
+        for name in values:
             if name in of_model:
                 raise InputError(f"unknown key {name!r}; {_OF_MODEL}")
             check_among(name, cls.model_fields, f"unknown key {str(name)!r}")
@@ -379,46 +378,53 @@ def _merge(base: Mapping, changes: Mapping) -> dict:
     return merged
 
 
+def _with_bases(campaign: str, folder: Path) -> dict[str, dict]:
+    """The files of a campaign and its bases as mappings by name, each before its own base."""
+    campaigns = sorted(file.stem for file in folder.glob("*.yaml"))
+    if not campaigns:
+        raise InputError(f"{folder} has no campaigns; run in the project's folder")
+    contents: dict[str, dict] = {}
+    name, base_of = campaign, ""
+    while name is not None:
+        check_among(name, campaigns, f"unknown campaign {name!r}{base_of}")
+        contents[name] = read(folder / f"{name}.yaml")
+        validated(CampaignSection, contents[name], f"config/{name}.yaml", whole=False)
+        base = contents[name].get("base")
+        if base in contents:
+            raise InputError(f"{name}.yaml: base {base!r} leads back to itself; change it")
+        name, base_of = base, f" (base of {name})"
+    return contents
+
+
+def _at_scales(part: dict, scales: Collection[str]) -> dict | None:
+    """A variation or column without the scales that do not exist; None if it has no others."""
+    if not part.get("scales"):
+        return part
+    kept = [scale for scale in part["scales"] if scale in scales]
+    return {**part, "scales": kept} if kept else None
+
+
 def campaign_values(name: str, folder: Path) -> dict:
     """A campaign's values, merged over those of its bases.
 
     folder: holds the campaigns' files. Raises InputError for an unknown campaign or key, an invalid
     value, or bases that form a cycle.
     """
-    names, values = [name], []
-    while names[-1] is not None:
-        path = folder / f"{names[-1]}.yaml"
-        base_of = f" (base of {names[-2]})" if len(names) > 1 else ""
-        campaigns = sorted(file.stem for file in folder.glob("*.yaml"))
-        if not campaigns:
-            raise InputError(f"{folder} has no campaigns; run in the project's folder")
-        check_among(names[-1], campaigns, f"unknown campaign {names[-1]!r}{base_of}")
-        content = read(path)
-        validated(CampaignSection, content, f"config/{path.name}", whole=False)
-        values.append(content)
-        base = content.get("base")
-        if base in names:
-            raise InputError(f"{path.name}: base {base!r} leads back to itself; change it")
-        names.append(base)
-    merged = reduce(_merge, reversed(values), {})
+    contents, merged = _with_bases(name, folder), {}
+    for content in reversed(contents.values()):
+        merged = _merge(merged, content)
     merged.pop("base", None)
     for section in ("scales", "corpora"):
         merged[section] = {k: v for k, v in merged.get(section, {}).items() if v is not None}
+    scales = merged["scales"]
     # A base may name a scale that this campaign removes. The campaign's own file must not.
-    validated(CampaignSection, values[0], f"config/{name}.yaml", merged["scales"], whole=False)
-
-    # Variations and columns of the base lose this scale, and go if they have no other.
-    def remains(part: dict) -> bool:
-        if not part.get("scales"):
-            return True
-        part["scales"] = [scale for scale in part["scales"] if scale in merged["scales"]]
-        return bool(part["scales"])
-
+    validated(CampaignSection, contents[name], f"config/{name}.yaml", scales, whole=False)
     if "variations" in merged:
-        kept = {name: part for name, part in merged["variations"].items() if remains(part)}
-        merged["variations"] = kept
+        parts = {key: _at_scales(part, scales) for key, part in merged["variations"].items()}
+        merged["variations"] = {key: part for key, part in parts.items() if part is not None}
     if "columns" in merged:
-        merged["columns"] = [part for part in merged["columns"] if remains(part)]
+        parts = [_at_scales(part, scales) for part in merged["columns"]]
+        merged["columns"] = [part for part in parts if part is not None]
     return merged
 
 

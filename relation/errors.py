@@ -19,12 +19,17 @@ class InputError(RelationError, ValueError):
 
 def check_among(name: Any, choices: Collection, problem: str) -> None:
     """Raise InputError unless `name` is a choice. It suggests the nearest choice, or all."""
-    if name not in choices:
-        names = list(map(str, choices))
-        near = [] if str(name).isdigit() else get_close_matches(str(name), names, 1, cutoff=0.65)
-        every = f"choose among {', '.join(names[:20])}" + ", ..." * (len(names) > 20)
-        hint = f"did you mean {near[0]!r}?" if near else every if names else "there is none"
-        raise InputError(f"{problem}; {hint}")
+    if name in choices:
+        return
+    names = list(map(str, choices))
+    near = [] if str(name).isdigit() else get_close_matches(str(name), names, 1, cutoff=0.65)
+    if near:
+        hint = f"did you mean {near[0]!r}?"
+    elif len(names) > 20:
+        hint = f"choose among {', '.join(names[:20])}, ..."
+    else:
+        hint = f"choose among {', '.join(names)}" if names else "there is none"
+    raise InputError(f"{problem}; {hint}")
 
 
 class RunError(RelationError, RuntimeError):

@@ -91,9 +91,10 @@ class Campaign:
         self.length = section.length
 
         # All variations, including the one-off, and all runs of the campaign.
-        self.variations, varied = _variations(values), None
+        self.variations = _variations(values)
         chosen = _chosen("variations", choice.variations, self.variations, name)
         self.scales = _chosen("scales", choice.scales, section.scales, name)
+        varied = None  # the name of the one-off
         if choice.vary:
             varied = self._add_one_off(choice.vary, chosen[0], section.scales)
             chosen.append(varied)
@@ -163,7 +164,7 @@ class Campaign:
         problem = f"config/{self.name}.yaml: columns: there is no variation {variation!r}"
         check_among(variation, self.variations, problem)
         title = title or self.variations[variation].get("title", "")
-        return Setting(self.name, variation, scales and tuple(scales), title)
+        return Setting(self.name, variation, None if scales is None else tuple(scales), title)
 
     def options(self, scale: str, variation: str, variant: str = "full") -> dict[str, Any]:
         """The options of a run by name, as plain values."""
@@ -187,7 +188,9 @@ class Campaign:
         """The hash of every record to make, by the record's path below the campaign's folder."""
         files: dict[str, str] = {}
         corpora: list[str] = []  # read by these jobs
-        for run in (run for run in self.runs if run.hash not in self.shipped()):
+        for run in self.runs:
+            if run.hash in self.shipped():
+                continue
             corpora.append(run.data.name)
             files |= {f"runs/{run.name}/{n}.parquet": run.hash for n in ("run", "losses", "probes")}
             for kind, hash in self.measured(run).items():
@@ -206,9 +209,13 @@ class Campaign:
 
     def hashes(self) -> set[str]:
         """The hash of every specification of the whole campaign."""
-        others = (*self.benchmarks, *self.recall, *self.data.values(), *filter(None, [self.check]))
-        flows = (h for run in self.planned for h in (run.flow_hash, *self.measured(run).values()))
-        return {job.hash for job in (*self.planned, *others)}.union(flows)
+        jobs = [*self.planned, *self.benchmarks, *self.recall, *self.data.values()]
+        if self.check:
+            jobs.append(self.check)
+        hashes = {job.hash for job in jobs}
+        for run in self.planned:
+            hashes |= {run.flow_hash, *self.measured(run).values()}
+        return hashes
 
     def corpora_of(self, bench: Bench) -> list[str]:
         """The names of the corpora that a benchmark reads: one for training steps, else none."""
@@ -264,9 +271,10 @@ class Campaign:
         """
         if run.further or run.divergence == "record":
             return {}
-        long, hashes = self.length, {}
+        hashes = {}
         if run.variant in self.diagnosed:
             hashes["flow"] = run.flow_hash
+        long = self.length
         if long and run.variant in long.variants and run.scale in (long.scales or [run.scale]):
             hashes["lengths"] = long.hash(run)
         return hashes
@@ -275,11 +283,12 @@ class Campaign:
 def _variations(values: Mapping) -> dict[str, dict]:
     """A campaign's variations by name: those of `cross`, then those of `variations`."""
     variations: dict[str, dict] = {}
-    for parts in product(*(mapping.items() for mapping in values.get("cross", ()))):
-        if parts:
-            joined = variations["-".join(key for key, _ in parts)] = {}
-            for _, change in parts:
-                joined |= change
+    cross = values.get("cross") or [{}]  # an empty mapping makes no combination
+    for entries in product(*(mapping.items() for mapping in cross)):
+        name = "-".join(key for key, _ in entries)
+        variations[name] = {}
+        for _, change in entries:
+            variations[name] |= change
     for key, change in values.get("variations", {}).items():
         variations[key] = {**variations.get(key, {}), **change}
     return variations or {UNCHANGED: {}}
