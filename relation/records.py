@@ -77,10 +77,12 @@ def _kinds() -> dict[str, pa.Schema]:
     groups: dict[str, list[pa.Field]] = {}
     with Path(__file__).with_name("columns.csv").open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
-            name, about = row["column"], {"unit": row["unit"], "description": row["meaning"]}
-            arrow_type = _TYPES.get(row["type"])
-            added = [pa.field(name, arrow_type, metadata=about)] if arrow_type else groups[name]
-            groups.setdefault(row["kind"], []).extend(added)
+            columns = groups.setdefault(row["kind"], [])
+            if row["type"]:
+                about = {"unit": row["unit"], "description": row["meaning"]}
+                columns.append(pa.field(row["column"], _TYPES[row["type"]], metadata=about))
+            else:
+                columns += groups[row["column"]]
     return {kind: pa.schema(groups[kind] + groups["origin"]) for kind in UNITS}
 
 
@@ -184,17 +186,14 @@ def write(
 
     Raises InputError if a column is missing or unknown, ArrowException for a wrong type.
     """
-    layout, values = KINDS[kind], dict(shared or {})
-    if isinstance(rows, pd.DataFrame):
-        column_sets = [{*rows.columns, *values}]
-    else:
-        rows = [{**row, **values} for row in rows]
-        column_sets = [set(row) for row in rows]
-    for names in column_sets:
-        if odd := sorted(names ^ set(layout.names)):
+    layout, shared, is_frame = KINDS[kind], shared or {}, isinstance(rows, pd.DataFrame)
+    rows = rows.assign(**shared) if is_frame else [{**row, **shared} for row in rows]
+    for names in [rows.columns] if is_frame else rows:
+        odd = sorted(set(names) ^ set(layout.names))
+        if odd:
             raise InputError(f"{path}: {kind} rows lack columns or have others: {', '.join(odd)}")
-    if isinstance(rows, pd.DataFrame):
-        table = pa.Table.from_pandas(rows.assign(**values), layout, preserve_index=False)
+    if is_frame:
+        table = pa.Table.from_pandas(rows, layout, preserve_index=False)
     else:
         table = pa.Table.from_pylist(rows, layout)
     encodings = {}  # for small files: floats split by byte, the rest as dictionaries
@@ -227,16 +226,17 @@ def read(path: Path, kind: str, names: Sequence[str] | None = None) -> pd.DataFr
             if not lacking:
                 table = file.read(names or KINDS[kind].names)
                 columns = pa.schema(KINDS[kind].field(name) for name in table.column_names)
-                return table.cast(columns).to_pandas()
+                frame = table.cast(columns).to_pandas()
     except FileNotFoundError:
         raise InputError(f"{path} is missing; run snakemake to make it") from None
     except (pa.ArrowException, OSError, ValueError) as error:
         detail = (str(error).splitlines() or [type(error).__name__])[0]
         why = f"{path} is damaged ({detail}); restore it, or delete it and run snakemake"
         raise InputError(why) from None
-    raise InputError(
-        f"{path} lacks {', '.join(lacking)}: another version wrote it; delete it and run snakemake"
-    )
+    if lacking:
+        why = f"{path} lacks {', '.join(lacking)}: another version wrote it"
+        raise InputError(f"{why}; delete it and run snakemake")
+    return frame
 
 
 def without_rows(kind: str) -> pd.DataFrame:
@@ -292,13 +292,14 @@ def collect(folder: Path, planned: Mapping[str, str], hashes: Collection[str] = 
     shipped = PUBLISHED / folder.name
     for kind, pattern in FILES.items():
         frames = []
-        for name in (name for name in planned if Path(name).match(pattern)):
-            if not (folder / name).exists():
+        for name, hash in planned.items():
+            if not (Path(name).match(pattern) and (folder / name).exists()):
                 continue
             rows = read(folder / name, kind)
-            if foreign := set(rows["hash"]) - {planned[name]}:
+            others = set(rows["hash"]) - {hash}
+            if others:
                 raise InputError(
-                    f"{folder / name} was made as {foreign.pop()}, now planned is {planned[name]}; "
+                    f"{folder / name} was made as {others.pop()}, now planned is {hash}; "
                     "delete it and run snakemake"
                 )
             frames.append(rows)
@@ -330,8 +331,9 @@ def merge(
     A job's new rows replace its old rows if their hash is equal. Otherwise the old rows stay.
     """
     key = UNITS[kind]
-    rows = [frame[[*key, "hash", "created"]].fillna("") for frame in (old, new)]
-    before, after = (frame.drop_duplicates(key) for frame in rows)
+    old_rows, new_rows = (frame[[*key, "hash", "created"]].fillna("") for frame in (old, new))
+    # One line per new job. Columns with _before come from its published rows, if there are any.
+    before, after = old_rows.drop_duplicates(key), new_rows.drop_duplicates(key)
     jobs = after.merge(before, "left", key, suffixes=("", "_before"), indicator=True)
     published, differs = jobs["_merge"] == "both", jobs["hash"] != jobs["hash_before"]
     refused = published & differs
@@ -339,8 +341,9 @@ def merge(
     names = jobs[key].astype(str).agg("/".join, axis=1) if len(jobs) else jobs["hash"]
     changes = {"added": ~published, "replaced": replaced, "refused": refused}
     accepted = pd.MultiIndex.from_frame(jobs.loc[~refused, key])
-    in_old, in_new = (pd.MultiIndex.from_frame(frame[key]).isin(accepted) for frame in rows)
-    merged = _joined(kind, [old[~in_old], new[in_new]])
+    is_replaced = pd.MultiIndex.from_frame(old_rows[key]).isin(accepted)
+    is_accepted = pd.MultiIndex.from_frame(new_rows[key]).isin(accepted)
+    merged = _joined(kind, [old[~is_replaced], new[is_accepted]])
     return merged, {change: [*names[mask]] for change, mask in changes.items()}
 
 
