@@ -18,7 +18,7 @@ from relation import records
 from relation.config import CONFIG, parsed, reference
 from relation.errors import InputError, RelationError, check_among
 from relation.plan import Campaign, Run, load
-from relation.variants import parameter_count
+from relation.variants import ModelConfig, parameter_count
 
 RUN = "SCALE/VARIATION/VARIANT/SEED"
 
@@ -137,8 +137,8 @@ def _under_torchrun(processes: int) -> None:
         try:
             run(parse_args([*launch, "--log-dir", logs, "-m", "relation", *sys.argv[1:]]))
         except (ChildFailedError, SignalException) as error:
-            failure = isinstance(error, ChildFailedError) and error.get_first_failure()[1]
-            if failure and failure.exitcode < 0:
+            first = error.get_first_failure()[1] if isinstance(error, ChildFailedError) else None
+            if first is not None and first.exitcode < 0:  # minus the signal that killed it
                 print("error: a process was killed; run the same command again", file=sys.stderr)
             raise SystemExit(2) from None
 
@@ -228,9 +228,11 @@ def _plan(campaign: Campaign, options: Namespace) -> None:
 
     # The chosen runs, and how many of them are shipped.
     print(f"{campaign.title}: {campaign.description}")
-    for scale, variant in dict.fromkeys((run.scale, run.variant) for run in campaign.runs):
-        models = (r.model for r in campaign.runs if (r.scale, r.variant) == (scale, variant))
-        print(f"  {scale} {variant}: {parameter_count(next(models)):,} parameters")
+    models: dict[str, ModelConfig] = {}
+    for run in campaign.runs:
+        models.setdefault(f"{run.scale} {run.variant}", run.model)
+    for name, model in models.items():
+        print(f"  {name}: {parameter_count(model):,} parameters")
     for data in {(run.data.title, run.data.path): run.data for run in campaign.runs}.values():
         streams = {stream["path"]: stream for stream in (data.source or {}).get("streams", ())}
         print(f"  text: {data.title}, {data.path or ', '.join(streams)}")
@@ -253,50 +255,63 @@ def _plan(campaign: Campaign, options: Namespace) -> None:
     # The time and the disk space that they need.
     runs = [run for run in campaign.runs if f"runs/{run.name}/run.parquet" in todo]
     hours, speeds = Counter(), campaign.expected_tokens_per_second
-    for run in (run for run in runs if speeds[run.scale]):
-        hours[f"{run.scale}/{run.variation}"] += run.budget_tokens / speeds[run.scale] / 3600
-    lines = [f"  {name}: {_duration(value)} of training" for name, value in hours.items()]
-    lines += [f"  {name}: no expected_tokens_per_second set" for name in speeds if not speeds[name]]
-    unit = "GPU" if campaign.device == "cuda" else "core"
-    disk = sum(4 * parameter_count(run.model) for run in runs) / 2**20  # FP32
+    for run in runs:
+        if speeds[run.scale]:
+            hours[f"{run.scale}/{run.variation}"] += run.budget_tokens / speeds[run.scale] / 3600
+    for name, value in hours.items():
+        print(f"  {name}: {_duration(value)} of training")
+    for scale, speed in speeds.items():
+        if not speed:
+            print(f"  {scale}: no expected_tokens_per_second set")
     if hours:
-        time = _duration(hours.total())
-        lines.append(f"Training takes about {time} of one {unit}, and some seconds to start a job.")
-    print(*lines, f"Checkpoints take {disk:,.0f} MiB of disk.", sep="\n")
+        time, unit = _duration(hours.total()), "GPU" if campaign.device == "cuda" else "core"
+        print(f"Training takes about {time} of one {unit}, and some seconds to start a job.")
+    disk = sum(4 * parameter_count(run.model) for run in runs) / 2**20  # FP32
+    print(f"Checkpoints take {disk:,.0f} MiB of disk.")
     old = [run.name for run in runs if (folder / f"runs/{run.name}/run.parquet").exists()]
     if old:
         print(f"These runs replace {len(old)} that finished with another text or other keys:")
-        print(*(f"  {name}" for name in old[:3]), *["  ..."] * (len(old) > 3), sep="\n")
+        print(*(f"  {name}" for name in old[:3]), sep="\n")
+    if len(old) > 3:
+        print("  ...")
     # Last, so that the plan is printed even if texts are missing. The error stops `make`.
     for path in (Path(path) for path in todo if path.startswith("data/")):
         check_texts(campaign.data[path.parent.name])
 
 
 def _status(campaign: Campaign, options: Namespace) -> None:
-    groups, named, work = {}, [], campaign.folder / "work"
+    groups: dict[str, Counter] = {}  # how many runs have each state
+    total, named = Counter(), []
     for run in campaign.runs:
         note = _last_line(campaign.folder / "logs" / "train" / f"{run.name}.log", run.hash)
-        if run.hash in campaign.shipped():
-            state = "shipped"
-        elif records.is_made(campaign.folder / "runs" / run.name / "run.parquet", run.hash):
-            state = "done"
-        elif note.startswith("error:"):
-            state = "failed"
-        elif note or (work / f"{run.hash}.safetensors").exists():
-            state = "running" if records.is_held(work / f"{run.hash}.lock") else "stopped"
-        else:
-            state = "waiting"
+        state = _state(campaign, run, note)
         groups.setdefault(f"{run.scale}/{run.variation}", Counter())[state] += 1
+        total[state] += 1
         if state in ("failed", "running", "stopped"):
             named.append(f"{state:<8} {run.name:<44} {note}".rstrip())
-    total = sum(groups.values(), Counter())
+    for line in sorted(named)[:10]:
+        print(line)
+    if len(named) > 10:
+        print("...")
     unfinished = {k: counts for k, counts in groups.items() if counts.keys() - {"shipped", "done"}}
-    lines = [*sorted(named)[:10], *["..."] * (len(named) > 10)]
     for name, counts in {**unfinished, f"{campaign.title}, all runs": total}.items():
-        lines.append(f"{name}: " + ", ".join(f"{n} {state}" for state, n in counts.items()))
-    print(*lines, sep="\n")
+        print(f"{name}: " + ", ".join(f"{n} {state}" for state, n in counts.items()))
     if total["stopped"]:
         print("Start snakemake again: stopped runs resume, or start over without a saved state.")
+
+
+def _state(campaign: Campaign, run: Run, note: str) -> str:
+    """The state of a run; note: the last line of its log."""
+    work = campaign.folder / "work"
+    if run.hash in campaign.shipped():
+        return "shipped"
+    if records.is_made(campaign.folder / "runs" / run.name / "run.parquet", run.hash):
+        return "done"
+    if note.startswith("error:"):
+        return "failed"
+    if note or (work / f"{run.hash}.safetensors").exists():
+        return "running" if records.is_held(work / f"{run.hash}.lock") else "stopped"
+    return "waiting"
 
 
 def _last_line(log: Path, hash: str) -> str:
