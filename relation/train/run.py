@@ -115,7 +115,7 @@ def _train(
     readback, diverged = Readback(device), False
     bar = Progress(run.name, budget, "tokens", consumed) if world.leads else nullcontext()
     with ThreadPoolExecutor(1) as writer, bar as progress:
-        writing: Future = writer.submit(lambda: None)
+        writing: Future = writer.submit(lambda: None)  # the latest write of a resume state
         saved_at = time.monotonic()
 
         def batches(update: Update, ids: np.ndarray) -> Iterator[tuple[Tensor, ...]]:
@@ -148,9 +148,8 @@ def _train(
             """Let the first process probe the model after `tokens` tokens and keep the rows."""
             if world.leads and (validates or reads_flow):
                 log(readback.drain())
-                reading = _probes(run, model, validation, mask, device, validates, reads_flow)
                 try:
-                    rows = list(reading)
+                    rows = list(_probes(run, model, validation, mask, validates, reads_flow))
                 except DivergedError as error:  # the flow is not finite, while the loss still was
                     raise DivergedError(f"{run.name}: {error}; {_REMEDY}") from None
                 state.probes += [{"update": state.update, "tokens": tokens} | row for row in rows]
@@ -161,7 +160,7 @@ def _train(
             nonlocal writing
             log(readback.drain())
             # Do not save broken weights. The next update's loss stops the run, in all processes.
-            if not _not_finite(model):
+            if _not_finite(model) is None:
                 tensors, metadata = checkpoint.snapshot(model, optimizer, state, key)
                 writing.result()  # wait for the previous write, and raise its error
                 writing = writer.submit(checkpoint.write, state_file, tensors, metadata)
@@ -183,17 +182,16 @@ def _train(
                 log(readback.put(loss, norm))
                 if update.index == 0:
                     check_all_learn(model, optimizer, run.name)
-                # Probe if one of `n` equal parts of the budget ends in this update.
-                validates, reads_flow = (
-                    after * n // budget > before * n // budget
-                    for n in (run.validations, run.probes)
-                )
+                # Probe if one of `validations` or `probes` equal parts of the budget ends here.
+                validates = after * run.validations // budget > before * run.validations // budget
+                reads_flow = after * run.probes // budget > before * run.probes // budget
                 probe(after, validates, reads_flow)
                 if world.leads and time.monotonic() - saved_at > run.checkpoint_seconds:
                     save()
                     saved_at = time.monotonic()
             log(readback.drain())
-            if broken := _not_finite(model):
+            broken = _not_finite(model)
+            if broken is not None:
                 why = f"parameter {broken} is not finite after the last update"
                 raise DivergedError(f"{run.name}: {why}; {_REMEDY}")
         except DivergedError:
@@ -214,26 +212,22 @@ def _train(
                 evaluated.advance,
             )  # fmt: skip
     checkpoint.save_model(model, out / "model.safetensors", {"hash": run.hash})
-    trained = updates[: state.update]
-    epochs = (trained[-1].first + trained[-1].windows) / windows.count if trained else 0.0
-    measured = {"final_nll": nll, "order_hash": state.order_hash, "peak_memory_gib": peak}
-    _write(run, out, splits, trained, state, device, {**measured, "epochs": epochs})
+    finished = updates[: state.update]
+    epochs = (finished[-1].first + finished[-1].windows) / windows.count if finished else 0.0
+    measured = {"final_nll": nll, "peak_memory_gib": peak, "epochs": epochs}
+    _write(run, out, splits, finished, state, device, measured)
     state_file.unlink(missing_ok=True)
 
 
 def _probes(
-    run: Run,
-    model: Decoder,
-    validation: np.ndarray,
-    mask: Mask,
-    device: torch.device,
-    validates: bool,
-    reads_flow: bool,
+    run: Run, model: Decoder, validation: np.ndarray, mask: Mask, validates: bool, reads_flow: bool
 ) -> Iterator[dict]:
     """Yield lambda, angles and flow metrics by layer, and the NLL on the first validation tokens.
 
     Changes neither the model nor a random state. Raises DivergedError if a flow is not finite.
     """
+
+    device = model.embedding.weight.device
 
     def row(layer: int | None, part: int | None, metric: str, value: float) -> dict:
         return {"layer": layer, "part": part, "metric": metric, "value": value}
@@ -273,9 +267,8 @@ def _write(
     of run.parquet.
     """
     config, seconds = run.model, sum(state.seconds)
-    consumed = np.cumsum([update.tokens for update in updates], dtype=np.int64).tolist()
-    trained = sum(update.tokens for update in updates)
-    rates = [update.tokens / s for update, s in zip(updates, state.seconds, strict=True)]
+    tokens = [update.tokens for update in updates]
+    rates = [each / s for each, s in zip(tokens, state.seconds, strict=True)]
     columns = ("context", "micro", "accumulation", "learning_rate", "budget_tokens", "precision")
     row = {
         **{name: getattr(run, name) for name in columns},
@@ -285,22 +278,27 @@ def _write(
         "vocabulary": config.vocab_size,
         "corpus": run.data.title,
         "corpus_fingerprint": splits["train"]["fingerprint"],
-        "trained_tokens": trained,
+        "trained_tokens": sum(tokens),
         "updates": len(updates),
         "validation_tokens": splits["validation"]["tokens"] - 1,
         "validation_characters": splits["validation"]["characters"],
         "unigram_entropy": splits["validation"]["unigram_entropy"],
         "init_hash": state.init_hash,
+        "order_hash": state.order_hash,
         "seconds": seconds,
-        "tokens_per_second": trained / seconds if updates else None,
+        "tokens_per_second": sum(tokens) / seconds if updates else None,
         "median_tokens_per_second": median(rates) if updates else None,
         "processes": state.processes[0] if len(state.processes) == 1 else None,
         "backend": backend_names(config, run.backends),
         "specification": json.dumps(run.specification(), sort_keys=True),
         "former_hash": None,
     }
-    steps = zip(range(1, len(updates) + 1), consumed, state.losses, state.norms, strict=True)
-    losses = pd.DataFrame(steps, columns=["update", "tokens", "loss", "gradient_norm"])
+    losses = pd.DataFrame({
+        "update": np.arange(1, len(updates) + 1),
+        "tokens": np.cumsum(tokens, dtype=np.int64),
+        "loss": np.array(state.losses),
+        "gradient_norm": np.array(state.norms),
+    })  # fmt: skip
     shared = records.key(run) | records.origin(run.hash, describe(device))
     records.write(out / "losses.parquet", "losses", losses, shared)
     records.write(out / "probes.parquet", "probes", state.probes, shared)

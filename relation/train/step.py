@@ -51,8 +51,9 @@ class UpdateStep:
 
     def __post_init__(self):
         self._loss = torch.compile(_recompiled_copy(summed_nll)) if self.compile else summed_nll
-        # The first update compiles, the second captures the compiled pass, later ones replay it.
-        self._captures, self._compiled = self.compile and self.device.type == "cuda", False
+        # With graphs the first update compiles, the second captures the pass, later ones replay it.
+        self._uses_graphs = self.compile and self.device.type == "cuda"
+        self._updates = 0
         self._captured: _CapturedPass | None = None
 
     def __call__(
@@ -69,14 +70,14 @@ class UpdateStep:
         divisor = torch.full((), float(tokens), device=self.device) if on_gpu else tokens
         for number, (inputs, targets) in enumerate(batches):  # (B, T) each
             inputs, targets = inputs.to(self.device), targets.to(self.device)
-            if self._compiled and self._captured is None:
+            if self._uses_graphs and self._updates > 0 and self._captured is None:
                 parameters = list(self.model.parameters())
                 self._captured = _CapturedPass(self._pass, parameters, inputs, targets)
             if self._captured is None:
                 total += self._pass(inputs, targets, divisor)
             else:
                 total += self._captured(inputs, targets, tokens, first=number == 0)
-        self._compiled = self._captures
+        self._updates += 1
         if self.reduce is not None:
             self.reduce(total)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.gradient_clip)
@@ -97,7 +98,7 @@ class UpdateStep:
     def uncaptured(self) -> "UpdateStep":
         """Return a step with the same model and compiled loss that does not use CUDA graphs."""
         launched = copy.copy(self)
-        launched._captures, launched._compiled, launched._captured = False, False, None
+        launched._uses_graphs, launched._captured = False, None
         return launched
 
 
