@@ -46,18 +46,18 @@ def _lock(name: str) -> FileLock:
     return FileLock(Path(tempfile.gettempdir()) / f"relation-gpu-{name}.lock", mode=0o666)
 
 
-def _acquired(stack: ExitStack, locks: Iterable[FileLock], shares: int) -> bool:
-    """Acquire `shares` of a GPU's locks into `stack`. If fewer are free, acquire none: False."""
-    with ExitStack() as locked:
-        count = 0
+def _acquired(stack: ExitStack, locks: Iterable[FileLock], count: int) -> bool:
+    """Acquire `count` of a GPU's locks into `stack`. If fewer are free, acquire none: False."""
+    acquired = 0
+    with ExitStack() as held:  # releases its locks at the end, unless `stack` takes them
         for lock in locks:
-            if count < shares:
-                with suppress(Timeout):
-                    locked.enter_context(lock.acquire(timeout=0))
-                    count += 1
-        if count == shares:
-            stack.push(locked.pop_all())
-        return count == shares
+            with suppress(Timeout):
+                held.enter_context(lock.acquire(timeout=0))
+                acquired += 1
+            if acquired == count:
+                stack.push(held.pop_all())
+                return True
+    return False
 
 
 @contextmanager
@@ -73,14 +73,14 @@ def gpu_lock(count: int = 1, runs_per_gpu: int = 1) -> Iterator[list[int]]:
         raise InputError(f"{count} processes need {count} GPUs, and PyTorch sees {available} here")
     # By UUID, because CUDA_VISIBLE_DEVICES can give a GPU different indices in different jobs.
     names = [torch.cuda.get_device_properties(i).uuid for i in range(available)]
-    locks = [[_lock(f"{name}-{share}") for share in range(_SHARES)] for name in names]
+    locks_by_gpu = [[_lock(f"{name}-{share}") for share in range(_SHARES)] for name in names]
     waits = False
     while True:
         indices: list[int] = []
         with ExitStack() as stack:
             with _lock("claim"):  # one job at a time looks for free GPUs
-                for index, shares in enumerate(locks):
-                    if len(indices) < count and _acquired(stack, shares, _SHARES // runs_per_gpu):
+                for index, locks in enumerate(locks_by_gpu):
+                    if len(indices) < count and _acquired(stack, locks, _SHARES // runs_per_gpu):
                         indices.append(index)
             if len(indices) == count:
                 yield indices

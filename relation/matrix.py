@@ -384,22 +384,6 @@ def recall_jobs(matrix: Matrix) -> Iterator[Recall]:
         )
 
 
-def _checked_at(matrix: Matrix, variant: str) -> str | None:
-    """The scale at which a variant's gradients are checked, or None.
-
-    It is the first that trains the variant. If none does, it is the first whose layers the variant
-    can fill; but an arm of the fair comparison is then not checked.
-    """
-    scales = matrix.section.scales
-    for scale in scales:
-        if variant in (scales[scale].variants or ()):
-            return scale
-    pattern = len(VARIANTS[variant].pattern)
-    fitting = [scale for scale in scales if matrix.at(scale)["layers"] % pattern == 0]
-    is_arm = variant in ARMS and variant not in PAIRED
-    return fitting[0] if fitting and not is_arm else None
-
-
 def check_job(matrix: Matrix) -> Check | None:
     """The checks against FP64; None if the campaign has none."""
     if not matrix.section.check:
@@ -415,11 +399,17 @@ def check_job(matrix: Matrix) -> Check | None:
     gradients: list[Side] = []
     gradient_scales: list[str] = []
     for name, variant in VARIANTS.items():
-        scale = _checked_at(matrix, name)
-        if scale is None:
+        # At the first scale that trains it, else at the first whose layers its pattern can fill.
+        # An arm of the fair comparison that no scale trains is not checked.
+        pattern, is_arm = len(variant.pattern), name in ARMS and name not in PAIRED
+        suitable = [scale for scale in scales if name in (scales[scale].variants or ())]
+        if not suitable and not is_arm:
+            suitable = [scale for scale in scales if geometry[scale]["layers"] % pattern == 0]
+        if not suitable:
             continue
+        scale = suitable[0]
         options, model = matrix.at(scale, name), matrix.model_at(scale, name)
-        layers = max(2, len(variant.pattern))  # two layers have both pairings of heads
+        layers = max(2, pattern)  # two layers have both pairings of heads
         side = Side(
             side=name,
             variant=name,
