@@ -44,8 +44,11 @@ class Conditions:
         self._driver = pynvml.nvmlSystemGetDriverVersion()
         self._limit = self._read("MaxClockInfo", pynvml.NVML_CLOCK_SM)
         # Take the minimum, because work that has just ended still shows for a moment.
-        rates = [time.sleep(0.3) or self._read("UtilizationRates") for _ in range(4)]
-        busy = min(0 if rate is None else rate.gpu for rate in rates)
+        busy = 100
+        for _ in range(4):
+            time.sleep(0.3)
+            rates = self._read("UtilizationRates")
+            busy = min(busy, 0 if rates is None else rates.gpu)
         if busy > 5:
             self._before = f"the GPU was {busy}% busy before the start"
 
@@ -61,7 +64,8 @@ class Conditions:
         if self._gpu is None:
             return
         for name, query in _READINGS.items():
-            if (value := self._read(*query)) is not None:
+            value = self._read(*query)
+            if value is not None:
                 self._seen[name].append(value)
 
     def columns(self) -> dict:
@@ -69,18 +73,19 @@ class Conditions:
 
         Readings since the last call count. Without any, or if nothing disturbed, a value is None.
         """
-        clocks, temperatures, powers, reasons = self._seen.values()
+        seen, self._seen = self._seen, {name: [] for name in _READINGS}
+        clocks, reasons, powers = seen["sm_clock"], seen["reasons"], seen["power"]
         disturbances = [self._before] if self._before else []
         for name, bit in _THROTTLES.items():
-            if share := sum(bool(reason & bit) for reason in reasons):
-                disturbances.append(f"{name} in {share / len(reasons):.0%} of the readings")
-        self._seen = {name: [] for name in _READINGS}
+            throttled = sum(bool(reason & bit) for reason in reasons)
+            if throttled:
+                disturbances.append(f"{name} in {throttled / len(reasons):.0%} of the readings")
         return {
             "driver": self._driver,
             "sm_clock": statistics.median(clocks) if clocks else None,
             "sm_clock_least": min(clocks, default=None),
             "sm_clock_limit": self._limit,
-            "temperature": max(temperatures, default=None),
+            "temperature": max(seen["temperature"], default=None),
             "power": max(powers) / 1e3 if powers else None,
             "disturbed": "; ".join(disturbances) or None,
         }

@@ -281,13 +281,14 @@ class Workers:
         If a side fails, the other sides continue without it. A side that runs out of memory is
         measured again alone, so a reported OOM is always its own.
         """
-        by_side, generator = {name: Answers() for name in self.workloads}, random.Random(0)
-        while self._dead:  # start these processes again
-            name, _ = self._dead.popitem()
+        by_side = {name: Answers() for name in self.workloads}
+        for name in list(self._dead):  # start these processes again
             self._stop(name)
             self._start(name)
+        self._dead.clear()
         for name in self.workloads:
             by_side[name].take(self._ask(name, "prepare", *arguments), measures)
+        generator = random.Random(0)
         for measure in measures:
             order = [name for name, answers in by_side.items() if measure not in answers.failures]
             for name in order:
@@ -308,10 +309,13 @@ class Workers:
             if not answers.failures:
                 answers.take(self._ask(name, "facts", None), measures)
             self._ask(name, "release")
-        for name, answers in by_side.items() if len(by_side) > 1 else ():
-            if any(failure.status == "OOM" for failure in answers.failures.values()):
+        if len(self.workloads) == 1:
+            return by_side
+        for name in self.workloads:
+            if any(failure.status == "OOM" for failure in by_side[name].failures.values()):
                 with Workers({name: self.workloads[name]}, self.conditions) as alone:
-                    by_side |= alone.compare(arguments, measures, rounds, warm_rounds)
+                    measured = alone.compare(arguments, measures, rounds, warm_rounds)
+                by_side[name] = measured[name]
                 by_side[name].alone = True
         return by_side
 

@@ -81,7 +81,7 @@ def draw(recall: Recall, rows: int, *key: int) -> Sequences:
     """
     generator, half = np.random.default_rng(key), recall.vocabulary // 2
     shape = (rows, len(recall.tasks), max(length for length, _ in recall.tasks))
-    sequences = Sequences(*(np.full(shape, filler, np.int32) for filler in (FILLER, IGNORED)))
+    sequences = Sequences(np.full(shape, FILLER, np.int32), np.full(shape, IGNORED, np.int32))
     for task, (length, pairs) in enumerate(recall.tasks):
         inputs, targets = (part[:, task, :length] for part in sequences)
         start = 2 * pairs
@@ -155,9 +155,16 @@ def _trainer(
     return train
 
 
+def _merit(row: dict) -> tuple[float, float]:
+    """What is compared to choose a rate: right answers in validation, then the negative NLL."""
+    nll = row["validation_nll"]
+    return row["validation_accuracy"], -math.inf if nll is None else -nll
+
+
 def rows_of(recall: Recall, device: torch.device, progress: Progress) -> Iterator[dict]:
     """Yield a row per training and task, without the columns of campaign and origin."""
-    validation, test = (draw(recall, recall.tested, key) for key in (_VALIDATION, _TEST))
+    validation = draw(recall, recall.tested, _VALIDATION)
+    test = draw(recall, recall.tested, _TEST)
     queries = (validation.targets != IGNORED).sum(axis=(0, 2))  # (tasks,)
     options = (recall.sequences, device, recall.precision)
     # All rates and widths train on the same data of a seed.
@@ -167,7 +174,8 @@ def rows_of(recall: Recall, device: torch.device, progress: Progress) -> Iterato
         """Train once and return the rows, one per task."""
         began = time.perf_counter()
         model = train(seed, rate, data_of(seed))
-        (right, nll), (tested, _) = (answer(model, data, *options) for data in (validation, test))
+        right, nll = answer(model, validation, *options)
+        right_in_test, _ = answer(model, test, *options)
         accuracy = float((right / queries).mean())  # tasks have equal weight
         progress.advance(1, f"width {width}, rate {rate:.2g}, seed {seed}: {accuracy:.1%} right")
         columns = {
@@ -181,21 +189,18 @@ def rows_of(recall: Recall, device: torch.device, progress: Progress) -> Iterato
             "validation_nll": nll,
             "seconds": time.perf_counter() - began,
         }
-        counts = zip(recall.tasks, queries.tolist(), tested.tolist(), strict=True)
-        return [
-            columns | {"length": n, "pairs": pairs, "distance": None, "queries": asked, "right": k}
-            for (n, pairs), asked, k in counts
-        ]
-
-    def merit(rate: float) -> tuple[float, float]:
-        nll = by_rate[rate][0]["validation_nll"]
-        return by_rate[rate][0]["validation_accuracy"], -math.inf if nll is None else -nll
+        rows = []
+        for task, (length, pairs) in enumerate(recall.tasks):
+            counts = {"queries": int(queries[task]), "right": int(right_in_test[task])}
+            shape = {"length": length, "pairs": pairs, "distance": None}
+            rows.append(columns | shape | counts)
+        return rows
 
     for config in recall.models:
         train, width = _trainer(recall, config, device), config.d_model
         first, *others = recall.seeds
         by_rate = {rate: training_rows(train, width, first, rate) for rate in recall.learning_rates}
-        chosen = max(by_rate, key=merit)
+        chosen = max(by_rate, key=lambda rate: _merit(by_rate[rate][0]))
         for rate, rows in by_rate.items():
             yield from (row | {"chosen": rate == chosen} for row in rows)
         for seed in others:
