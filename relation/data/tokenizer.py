@@ -1,7 +1,7 @@
 """Train a byte-level BPE tokenizer of exactly the requested size, and encode documents with it."""
 
 from collections.abc import Iterable, Iterator
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
@@ -100,19 +100,17 @@ def encode(
             parts = [part for text in texts for part in text.split(END_OF_TEXT) if part.strip()]
             # The fast version does not compute each token's place in the text. It uses all cores.
             encoded = tokenizer.encode_batch_fast(parts, add_special_tokens=False)
-            lengths = np.array([len(e.ids) + 1 for e in encoded], np.int64)
-            room = int(lengths.sum()) if limit is None else limit - tokens
-            starts = np.cumsum(lengths) - lengths  # tokens of the batch before each document
-            fitting = int(np.searchsorted(starts, room))
-            documents_ids = (chain(e.ids, (end,)) for e in encoded[:fitting])
-            ids = np.fromiter(chain.from_iterable(documents_ids), TOKEN_TYPE)
-            file.write(ids[:room].tobytes())
-            characters += sum(map(len, parts[:fitting]))
-            if len(ids) > room:  # the limit cuts the last document
-                cut = ids[int(starts[fitting - 1]) : room].tolist()
-                characters += len(tokenizer.decode(cut)) - len(parts[fitting - 1])
-            tokens += len(ids[:room])
-            documents += fitting
-            shares[turn] += len(ids[:room])
-            progress.update(len(ids[:room]))
+            for part, encoding in zip(parts, encoded, strict=True):
+                if tokens == limit:
+                    break
+                ids = [*encoding.ids, end]
+                if limit is not None and tokens + len(ids) > limit:  # cuts the last document
+                    ids = ids[: limit - tokens]
+                    part = tokenizer.decode(ids)
+                file.write(np.array(ids, TOKEN_TYPE).tobytes())
+                tokens += len(ids)
+                documents += 1
+                characters += len(part)
+                shares[turn] += len(ids)
+            progress.update(tokens - progress.n)
     return {"tokens": tokens, "documents": documents, "characters": characters}
