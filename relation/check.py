@@ -258,11 +258,11 @@ def history_errors(operator: Operator, states: Tensor, share: Tensor, parameter:
     }
 
 
-def _identity_rows(errors: dict[str, float], precision: str) -> Iterator[dict]:
+def _identity_rows(errors: dict[str, float], precision: str, title: str = "") -> Iterator[dict]:
     """Rows of the largest errors of identities. They have no yardstick."""
     for name, error in errors.items():
-        allowed = 0.0 if name.endswith(_TO_THE_BIT) else _IDENTITY_SLACK[precision]
-        row = {"name": name, "measure": "largest", "error": error, "yardstick": None}
+        allowed = 0.0 if name == _TO_THE_BIT else _IDENTITY_SLACK[precision]
+        row = {"name": title + name, "measure": "largest", "error": error, "yardstick": None}
         yield row | {"allowed": allowed}
 
 
@@ -271,21 +271,20 @@ def _identities(check: Check, full: Operator, device: torch.device) -> Iterator[
     linear = get_backend("linear", check.linear, device).call
     backends = (check.backend, full, check.linear, linear, check.precision)
     definition = ("definition", full_relation, "definition", linear_relation, "fp64")
-    for full_name, form, linear_name, linear_form, precision in (definition, backends):
+    for full_name, full_form, linear_name, linear_form, precision in (definition, backends):
         dtype = DTYPES[precision]
         lam = torch.tensor(ModelConfig.lambda_init, dtype=_wide(dtype), device=device)
         g = -0.1 * _draw("history", 6, device).sigmoid().to(_wide(dtype))
         states = _draw("history", 5, device, 3).to(dtype)
         share = 1 - exchange_gate(*states[:2], lam)
-        errors = identity_errors(form, dtype, device)
+        errors = identity_errors(full_form, dtype, device)
         yield "identity", full_name, precision, _identity_rows(errors, precision)
-        for title, backend, call, parameter, weight in (
-            ("Full Relation", full_name, form, lam, share),
-            ("Linear Relation", linear_name, linear_form, g, torch.ones_like(share)),
-        ):
-            errors = history_errors(call, states, weight, parameter)
-            errors = {f"{title}: {identity}": error for identity, error in errors.items()}
-            yield "history", backend, precision, _identity_rows(errors, precision)
+        errors = history_errors(full_form, states, share, lam)
+        rows = _identity_rows(errors, precision, "Full Relation: ")
+        yield "history", full_name, precision, rows
+        errors = history_errors(linear_form, states, torch.ones_like(share), g)
+        rows = _identity_rows(errors, precision, "Linear Relation: ")
+        yield "history", linear_name, precision, rows
         errors = mixing_errors(givens_mix, dtype, device)
         yield "mixing", "definition", precision, _identity_rows(errors, precision)
     chunked = get_backend("linear", "chunked").call

@@ -254,64 +254,54 @@ def _plan(campaign: Campaign, options: Namespace) -> None:
 
     # The time and the disk space that they need.
     runs = [run for run in campaign.runs if f"runs/{run.name}/run.parquet" in todo]
-    hours, speeds = Counter(), campaign.expected_tokens_per_second
+    hours, scales = Counter(), campaign.matrix.section.scales
+    speeds = {name: scale.expected_tokens_per_second for name, scale in scales.items()}
     for run in runs:
         if speeds[run.scale]:
             hours[f"{run.scale}/{run.variation}"] += run.budget_tokens / speeds[run.scale] / 3600
-    for name, value in hours.items():
-        print(f"  {name}: {_duration(value)} of training")
-    for scale, speed in speeds.items():
-        if not speed:
-            print(f"  {scale}: no expected_tokens_per_second set")
-    if hours:
-        time, unit = _duration(hours.total()), "GPU" if campaign.device == "cuda" else "core"
-        print(f"Training takes about {time} of one {unit}, and some seconds to start a job.")
+    lines = [f"  {name}: {_duration(value)} of training" for name, value in hours.items()]
+    lines += [f"  {name}: no expected_tokens_per_second set" for name in speeds if not speeds[name]]
+    unit = "GPU" if campaign.device == "cuda" else "core"
     disk = sum(4 * parameter_count(run.model) for run in runs) / 2**20  # FP32
-    print(f"Checkpoints take {disk:,.0f} MiB of disk.")
+    if hours:
+        time = _duration(hours.total())
+        lines.append(f"Training takes about {time} of one {unit}, and some seconds to start a job.")
+    print(*lines, f"Checkpoints take {disk:,.0f} MiB of disk.", sep="\n")
     old = [run.name for run in runs if (folder / f"runs/{run.name}/run.parquet").exists()]
     if old:
         print(f"These runs replace {len(old)} that finished with another text or other keys:")
-        print(*(f"  {name}" for name in old[:3]), sep="\n")
-    if len(old) > 3:
-        print("  ...")
+        print(*(f"  {name}" for name in old[:3]), *(["  ..."] if len(old) > 3 else []), sep="\n")
     # Last, so that the plan is printed even if texts are missing. The error stops `make`.
     for path in (Path(path) for path in todo if path.startswith("data/")):
         check_texts(campaign.data[path.parent.name])
 
 
 def _status(campaign: Campaign, options: Namespace) -> None:
-    groups: dict[str, Counter] = {}  # how many runs have each state
-    total, named = Counter(), []
+    groups: dict[str, Counter] = {}  # how many runs have each state, by scale/variation
+    named, work = [], campaign.folder / "work"
     for run in campaign.runs:
         note = _last_line(campaign.folder / "logs" / "train" / f"{run.name}.log", run.hash)
-        state = _state(campaign, run, note)
+        if run.hash in campaign.shipped():
+            state = "shipped"
+        elif records.is_made(campaign.folder / "runs" / run.name / "run.parquet", run.hash):
+            state = "done"
+        elif note.startswith("error:"):
+            state = "failed"
+        elif note or (work / f"{run.hash}.safetensors").exists():
+            state = "running" if records.is_held(work / f"{run.hash}.lock") else "stopped"
+        else:
+            state = "waiting"
         groups.setdefault(f"{run.scale}/{run.variation}", Counter())[state] += 1
-        total[state] += 1
         if state in ("failed", "running", "stopped"):
             named.append(f"{state:<8} {run.name:<44} {note}".rstrip())
-    for line in sorted(named)[:10]:
-        print(line)
-    if len(named) > 10:
-        print("...")
+    total = sum(groups.values(), Counter())
     unfinished = {k: counts for k, counts in groups.items() if counts.keys() - {"shipped", "done"}}
+    lines = sorted(named)[:10] + (["..."] if len(named) > 10 else [])
     for name, counts in {**unfinished, f"{campaign.title}, all runs": total}.items():
-        print(f"{name}: " + ", ".join(f"{n} {state}" for state, n in counts.items()))
+        lines.append(f"{name}: " + ", ".join(f"{n} {state}" for state, n in counts.items()))
+    print(*lines, sep="\n")
     if total["stopped"]:
         print("Start snakemake again: stopped runs resume, or start over without a saved state.")
-
-
-def _state(campaign: Campaign, run: Run, note: str) -> str:
-    """The state of a run; note: the last line of its log."""
-    work = campaign.folder / "work"
-    if run.hash in campaign.shipped():
-        return "shipped"
-    if records.is_made(campaign.folder / "runs" / run.name / "run.parquet", run.hash):
-        return "done"
-    if note.startswith("error:"):
-        return "failed"
-    if note or (work / f"{run.hash}.safetensors").exists():
-        return "running" if records.is_held(work / f"{run.hash}.lock") else "stopped"
-    return "waiting"
 
 
 def _last_line(log: Path, hash: str) -> str:

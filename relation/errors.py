@@ -23,12 +23,11 @@ def check_among(name: Any, choices: Collection, problem: str) -> None:
         return
     names = list(map(str, choices))
     near = [] if str(name).isdigit() else get_close_matches(str(name), names, 1, cutoff=0.65)
+    hint = "there is none"
     if near:
         hint = f"did you mean {near[0]!r}?"
-    elif len(names) > 20:
-        hint = f"choose among {', '.join(names[:20])}, ..."
-    else:
-        hint = f"choose among {', '.join(names)}" if names else "there is none"
+    elif names:
+        hint = f"choose among {', '.join(names[:20])}{', ...' if len(names) > 20 else ''}"
     raise InputError(f"{problem}; {hint}")
 
 

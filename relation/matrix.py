@@ -28,6 +28,7 @@ _DEFAULTS = {
 }
 # Backends that need a GPU. Triton's interpreter can run those named flash on a CPU.
 _GPU_ALONE = (("mha", "cudnn"), ("full", "flex"), ("full", "flash"), ("linear", "flash"))
+_ROUNDS = ("rounds", "warmup_updates", "measured_updates")
 _BENCHMARKS = ("fixed", "matched", "linear_steady", "linear_long", "complexity", "decode")
 _DECODED = ("mha", "full", "linear", "hybrid")
 # The layers of a mixer's recall models, and the variant whose options they take. Hybrid's LLLF
@@ -149,11 +150,8 @@ class Matrix:
         }
         separate = o["paired_weights"] == "separate" and variant != "mha"
         return Run(
+            **{"scale": scale, "variation": variation, "variant": variant, "seed": seed},
             campaign=self.name,
-            scale=scale,
-            variation=variation,
-            variant=variant,
-            seed=seed,
             model=self.model(where, variant, o),
             data=data,
             init_key=variant if separate else None,
@@ -221,15 +219,11 @@ class Matrix:
     def benchmarks(self) -> Iterator[tuple[str, str]]:
         """The name and the scale of every systems benchmark (Appendix F)."""
         systems = self.section.systems
-        if systems is None:
-            return
-        for name in _BENCHMARKS:
+        for name in _BENCHMARKS if systems else ():
             section = getattr(systems, name)
-            if section is None:
-                continue
-            for scale in section.batches if isinstance(section, Batches) else [section.scale]:
-                if scale in self.section.scales:
-                    yield name, scale
+            if section is not None:
+                scales = section.batches if isinstance(section, Batches) else [section.scale]
+                yield from ((name, scale) for scale in scales if scale in self.section.scales)
 
     def job(self, o: dict) -> dict:
         """The fields of a `Job` with these options."""
@@ -343,9 +337,7 @@ def bench_jobs(matrix: Matrix) -> Iterator[Bench]:
             scale=scale,
             sides=tuple(sides(matrix, name, scale)),
             optimizer=matrix.optimizer(scale) | {"learning_rate": o["learning_rate"]},
-            rounds=matrix.section.systems.rounds,
-            warmup_updates=matrix.section.systems.warmup_updates,
-            measured_updates=matrix.section.systems.measured_updates,
+            **{n: getattr(matrix.section.systems, n) for n in _ROUNDS},
         )
 
 
@@ -396,8 +388,7 @@ def check_job(matrix: Matrix) -> Check | None:
             where = f"config/{matrix.name}.yaml: check"
             raise InputError(f"{where}: backends has no {operator}; set it")
     length, micro, draws = _CHECKED[o["precision"]]
-    gradients: list[Side] = []
-    gradient_scales: list[str] = []
+    gradients, gradient_scales = [], []  # a side and a scale per variant
     for name, variant in VARIANTS.items():
         # At the first scale that trains it, else at the first whose layers its pattern can fill.
         # An arm of the fair comparison that no scale trains is not checked.

@@ -85,9 +85,6 @@ class Campaign:
         self.runs_per_gpu = choice.runs_per_gpu or 1
         self.diagnosed = tuple(PAIRED if section.diagnosed is None else section.diagnosed)
         self.efficiency_window = section.efficiency_window or 0.01
-        self.expected_tokens_per_second = {
-            name: scale.expected_tokens_per_second for name, scale in section.scales.items()
-        }
         self.length = section.length
 
         # All variations, including the one-off, and all runs of the campaign.
@@ -271,10 +268,9 @@ class Campaign:
         """
         if run.further or run.divergence == "record":
             return {}
-        hashes = {}
+        long, hashes = self.length, {}
         if run.variant in self.diagnosed:
             hashes["flow"] = run.flow_hash
-        long = self.length
         if long and run.variant in long.variants and run.scale in (long.scales or [run.scale]):
             hashes["lengths"] = long.hash(run)
         return hashes

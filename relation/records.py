@@ -177,16 +177,13 @@ def key(job: Any, kind: str = "runs") -> dict[str, Any]:
 
 
 def write(
-    path: Path,
-    kind: str,
-    rows: pd.DataFrame | Sequence[Mapping[str, Any]],
-    shared: Mapping[str, Any] | None = None,
+    path: Path, kind: str, rows: pd.DataFrame | Sequence[Mapping[str, Any]], shared: Mapping = {}
 ) -> None:
     """Write rows of a kind atomically, and add the `shared` columns (key and origin) to each.
 
     Raises InputError if a column is missing or unknown, ArrowException for a wrong type.
     """
-    layout, shared, is_frame = KINDS[kind], shared or {}, isinstance(rows, pd.DataFrame)
+    layout, is_frame = KINDS[kind], isinstance(rows, pd.DataFrame)
     rows = rows.assign(**shared) if is_frame else [{**row, **shared} for row in rows]
     for names in [rows.columns] if is_frame else rows:
         odd = sorted(set(names) ^ set(layout.names))
@@ -239,11 +236,6 @@ def read(path: Path, kind: str, names: Sequence[str] | None = None) -> pd.DataFr
     return frame
 
 
-def without_rows(kind: str) -> pd.DataFrame:
-    """A frame with a kind's columns."""
-    return KINDS[kind].empty_table().to_pandas()
-
-
 def is_made(path: Path, hash: str) -> bool:
     """Whether a job's file, one of FILES, exists and all its rows have this hash."""
     kind = next(kind for kind, pattern in FILES.items() if path.match(pattern))
@@ -253,7 +245,7 @@ def is_made(path: Path, hash: str) -> bool:
 def _stored(folder: Path, kind: str) -> pd.DataFrame:
     """A kind's rows in a campaign's folder; none if the file is missing."""
     path = folder / f"{kind}.parquet"
-    return read(path, kind) if path.exists() else without_rows(kind)
+    return read(path, kind) if path.exists() else KINDS[kind].empty_table().to_pandas()
 
 
 def load(folder: Path) -> dict[str, pd.DataFrame]:
@@ -312,8 +304,8 @@ def collect(folder: Path, planned: Mapping[str, str], hashes: Collection[str] = 
 
 def _joined(kind: str, frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
     """Concatenate frames of one kind, without empty ones, whose columns have no type."""
-    frames = [frame for frame in frames if len(frame)]
-    return pd.concat(frames, ignore_index=True) if frames else without_rows(kind)
+    frames = [frame for frame in frames if len(frame)] or [KINDS[kind].empty_table().to_pandas()]
+    return pd.concat(frames, ignore_index=True)
 
 
 @cache

@@ -43,8 +43,7 @@ class Conditions:
             return
         self._driver = pynvml.nvmlSystemGetDriverVersion()
         self._limit = self._read("MaxClockInfo", pynvml.NVML_CLOCK_SM)
-        # Take the minimum, because work that has just ended still shows for a moment.
-        busy = 100
+        busy = 100  # the minimum counts, because work that has just ended still shows for a moment
         for _ in range(4):
             time.sleep(0.3)
             rates = self._read("UtilizationRates")

@@ -309,13 +309,11 @@ class Workers:
             if not answers.failures:
                 answers.take(self._ask(name, "facts", None), measures)
             self._ask(name, "release")
-        if len(self.workloads) == 1:
-            return by_side
-        for name in self.workloads:
-            if any(failure.status == "OOM" for failure in by_side[name].failures.values()):
+        for name, answers in list(by_side.items()):
+            oom = any(failure.status == "OOM" for failure in answers.failures.values())
+            if oom and len(by_side) > 1:
                 with Workers({name: self.workloads[name]}, self.conditions) as alone:
-                    measured = alone.compare(arguments, measures, rounds, warm_rounds)
-                by_side[name] = measured[name]
+                    by_side |= alone.compare(arguments, measures, rounds, warm_rounds)
                 by_side[name].alone = True
         return by_side
 

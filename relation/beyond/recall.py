@@ -155,12 +155,6 @@ def _trainer(
     return train
 
 
-def _merit(row: dict) -> tuple[float, float]:
-    """What is compared to choose a rate: right answers in validation, then the negative NLL."""
-    nll = row["validation_nll"]
-    return row["validation_accuracy"], -math.inf if nll is None else -nll
-
-
 def rows_of(recall: Recall, device: torch.device, progress: Progress) -> Iterator[dict]:
     """Yield a row per training and task, without the columns of campaign and origin."""
     validation = draw(recall, recall.tested, _VALIDATION)
@@ -196,11 +190,15 @@ def rows_of(recall: Recall, device: torch.device, progress: Progress) -> Iterato
             rows.append(columns | shape | counts)
         return rows
 
+    def merit(rows: list[dict]) -> tuple[float, float]:
+        nll = rows[0]["validation_nll"]
+        return rows[0]["validation_accuracy"], -math.inf if nll is None else -nll
+
     for config in recall.models:
         train, width = _trainer(recall, config, device), config.d_model
         first, *others = recall.seeds
         by_rate = {rate: training_rows(train, width, first, rate) for rate in recall.learning_rates}
-        chosen = max(by_rate, key=lambda rate: _merit(by_rate[rate][0]))
+        chosen = max(by_rate, key=lambda rate: merit(by_rate[rate]))
         for rate, rows in by_rate.items():
             yield from (row | {"chosen": rate == chosen} for row in rows)
         for seed in others:

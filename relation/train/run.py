@@ -293,12 +293,8 @@ def _write(
         "specification": json.dumps(run.specification(), sort_keys=True),
         "former_hash": None,
     }
-    losses = pd.DataFrame({
-        "update": np.arange(1, len(updates) + 1),
-        "tokens": np.cumsum(tokens, dtype=np.int64),
-        "loss": np.array(state.losses),
-        "gradient_norm": np.array(state.norms),
-    })  # fmt: skip
+    steps = {"update": range(1, len(updates) + 1), "tokens": np.cumsum(tokens, dtype=np.int64)}
+    losses = pd.DataFrame({**steps, "loss": state.losses, "gradient_norm": state.norms})
     shared = records.key(run) | records.origin(run.hash, describe(device))
     records.write(out / "losses.parquet", "losses", losses, shared)
     records.write(out / "probes.parquet", "probes", state.probes, shared)
