@@ -18,7 +18,7 @@ from relation import records
 from relation.config import CONFIG, parsed, reference
 from relation.errors import InputError, RelationError, check_among
 from relation.plan import Campaign, Run, load
-from relation.variants import ModelConfig, parameter_count
+from relation.variants import parameter_count
 
 RUN = "SCALE/VARIATION/VARIANT/SEED"
 
@@ -228,11 +228,9 @@ def _plan(campaign: Campaign, options: Namespace) -> None:
 
     # The chosen runs, and how many of them are shipped.
     print(f"{campaign.title}: {campaign.description}")
-    models: dict[str, ModelConfig] = {}
-    for run in campaign.runs:
-        models.setdefault(f"{run.scale} {run.variant}", run.model)
-    for name, model in models.items():
-        print(f"  {name}: {parameter_count(model):,} parameters")
+    for scale, variant in dict.fromkeys((run.scale, run.variant) for run in campaign.runs):
+        models = (r.model for r in campaign.runs if (r.scale, r.variant) == (scale, variant))
+        print(f"  {scale} {variant}: {parameter_count(next(models)):,} parameters")
     for data in {(run.data.title, run.data.path): run.data for run in campaign.runs}.values():
         streams = {stream["path"]: stream for stream in (data.source or {}).get("streams", ())}
         print(f"  text: {data.title}, {data.path or ', '.join(streams)}")

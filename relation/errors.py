@@ -23,12 +23,9 @@ def check_among(name: Any, choices: Collection, problem: str) -> None:
         return
     names = list(map(str, choices))
     near = [] if str(name).isdigit() else get_close_matches(str(name), names, 1, cutoff=0.65)
-    hint = "there is none"
-    if near:
-        hint = f"did you mean {near[0]!r}?"
-    elif names:
-        hint = f"choose among {', '.join(names[:20])}{', ...' if len(names) > 20 else ''}"
-    raise InputError(f"{problem}; {hint}")
+    every = f"choose among {', '.join(names[:20])}{', ...' if len(names) > 20 else ''}"
+    hint = f"did you mean {near[0]!r}?" if near else every
+    raise InputError(f"{problem}; {hint if names else 'there is none'}")
 
 
 class RunError(RelationError, RuntimeError):

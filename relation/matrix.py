@@ -81,7 +81,7 @@ class Matrix:
         """The specification of a corpus; readers: the options of the runs that read it."""
         corpora, place = self.section.corpora, f"config/{self.name}.yaml"
         check_among(corpus, corpora, f"{place}: there is no corpus {corpus!r}")
-        values = {"title": corpus, **corpora[corpus].as_dict()}
+        values = {"title": corpus, "fingerprint": None, **corpora[corpus].as_dict()}
         streams, path = values.pop("streams", None), values.pop("path", None)
         if path is None and streams is None:
             raise InputError(f"{place}: corpora.{corpus} has no path and no streams; give one")
@@ -98,7 +98,6 @@ class Matrix:
                 values["validation_modulus"] = None
         elif path is not None:
             path = Path(path)
-        values.setdefault("fingerprint", None)
         if path is not None and path.exists() and values["fingerprint"] is None:
             from relation.data.corpus import fingerprint
 
@@ -165,9 +164,8 @@ class Matrix:
         seeds = changes.get("seeds", self.section.seeds) or []
         if len(set(seeds)) < len(seeds):
             raise InputError(f"config/{self.name}.yaml: seeds {seeds}: give each seed once")
-        further = []
-        if "seeds" not in changes and variant in PAIRED:
-            further = (self.section.further_seeds or {}).get(scale, [])
+        has_further = "seeds" not in changes and variant in PAIRED
+        further = (self.section.further_seeds or {}).get(scale, []) if has_further else []
         return {seed: seed not in seeds for seed in (*seeds, *further)}
 
     def runs(self) -> tuple[dict[tuple, Run], dict[str, Data]]:

@@ -185,9 +185,7 @@ class Campaign:
         """The hash of every record to make, by the record's path below the campaign's folder."""
         files: dict[str, str] = {}
         corpora: list[str] = []  # read by these jobs
-        for run in self.runs:
-            if run.hash in self.shipped():
-                continue
+        for run in (run for run in self.runs if run.hash not in self.shipped()):
             corpora.append(run.data.name)
             files |= {f"runs/{run.name}/{n}.parquet": run.hash for n in ("run", "losses", "probes")}
             for kind, hash in self.measured(run).items():

@@ -186,8 +186,7 @@ def write(
     layout, is_frame = KINDS[kind], isinstance(rows, pd.DataFrame)
     rows = rows.assign(**shared) if is_frame else [{**row, **shared} for row in rows]
     for names in [rows.columns] if is_frame else rows:
-        odd = sorted(set(names) ^ set(layout.names))
-        if odd:
+        if odd := sorted(set(names) ^ set(layout.names)):
             raise InputError(f"{path}: {kind} rows lack columns or have others: {', '.join(odd)}")
     if is_frame:
         table = pa.Table.from_pandas(rows, layout, preserve_index=False)
@@ -236,6 +235,11 @@ def read(path: Path, kind: str, names: Sequence[str] | None = None) -> pd.DataFr
     return frame
 
 
+def without_rows(kind: str) -> pd.DataFrame:
+    """A frame with a kind's columns."""
+    return KINDS[kind].empty_table().to_pandas()
+
+
 def is_made(path: Path, hash: str) -> bool:
     """Whether a job's file, one of FILES, exists and all its rows have this hash."""
     kind = next(kind for kind, pattern in FILES.items() if path.match(pattern))
@@ -245,7 +249,7 @@ def is_made(path: Path, hash: str) -> bool:
 def _stored(folder: Path, kind: str) -> pd.DataFrame:
     """A kind's rows in a campaign's folder; none if the file is missing."""
     path = folder / f"{kind}.parquet"
-    return read(path, kind) if path.exists() else KINDS[kind].empty_table().to_pandas()
+    return read(path, kind) if path.exists() else without_rows(kind)
 
 
 def load(folder: Path) -> dict[str, pd.DataFrame]:
@@ -288,8 +292,7 @@ def collect(folder: Path, planned: Mapping[str, str], hashes: Collection[str] = 
             if not (Path(name).match(pattern) and (folder / name).exists()):
                 continue
             rows = read(folder / name, kind)
-            others = set(rows["hash"]) - {hash}
-            if others:
+            if others := set(rows["hash"]) - {hash}:
                 raise InputError(
                     f"{folder / name} was made as {others.pop()}, now planned is {hash}; "
                     "delete it and run snakemake"
@@ -304,8 +307,8 @@ def collect(folder: Path, planned: Mapping[str, str], hashes: Collection[str] = 
 
 def _joined(kind: str, frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
     """Concatenate frames of one kind, without empty ones, whose columns have no type."""
-    frames = [frame for frame in frames if len(frame)] or [KINDS[kind].empty_table().to_pandas()]
-    return pd.concat(frames, ignore_index=True)
+    frames = [frame for frame in frames if len(frame)]
+    return pd.concat(frames, ignore_index=True) if frames else without_rows(kind)
 
 
 @cache

@@ -63,8 +63,7 @@ class Conditions:
         if self._gpu is None:
             return
         for name, query in _READINGS.items():
-            value = self._read(*query)
-            if value is not None:
+            if (value := self._read(*query)) is not None:
                 self._seen[name].append(value)
 
     def columns(self) -> dict:
@@ -76,8 +75,7 @@ class Conditions:
         clocks, reasons, powers = seen["sm_clock"], seen["reasons"], seen["power"]
         disturbances = [self._before] if self._before else []
         for name, bit in _THROTTLES.items():
-            throttled = sum(bool(reason & bit) for reason in reasons)
-            if throttled:
+            if throttled := sum(bool(reason & bit) for reason in reasons):
                 disturbances.append(f"{name} in {throttled / len(reasons):.0%} of the readings")
         return {
             "driver": self._driver,

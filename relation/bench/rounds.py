@@ -281,14 +281,13 @@ class Workers:
         If a side fails, the other sides continue without it. A side that runs out of memory is
         measured again alone, so a reported OOM is always its own.
         """
-        by_side = {name: Answers() for name in self.workloads}
+        by_side, generator = {name: Answers() for name in self.workloads}, random.Random(0)
         for name in list(self._dead):  # start these processes again
             self._stop(name)
             self._start(name)
         self._dead.clear()
         for name in self.workloads:
             by_side[name].take(self._ask(name, "prepare", *arguments), measures)
-        generator = random.Random(0)
         for measure in measures:
             order = [name for name, answers in by_side.items() if measure not in answers.failures]
             for name in order:

@@ -98,7 +98,8 @@ def _last_tenth(path: Path, split: str) -> Iterator[str]:
     for text in read_texts(path):
         cut = min(max(bound - position, 0), len(text))
         position += len(text)
-        if part := text[:cut] if split == "train" else text[cut:]:
+        part = text[:cut] if split == "train" else text[cut:]
+        if part:
             yield part
 
 
@@ -208,6 +209,7 @@ def _hub_documents(stream: dict, split: str) -> Iterator[str]:
 def document_streams(data: Data, split: str) -> list[Iterator[str]]:
     """Return the documents of a split, one iterator per stream of the corpus."""
     held_out, modulus = split == "validation", data.validation_modulus or _MODULUS
+    # by_hash: the texts have no validation split, so their hash divides the training split.
     if data.path is None:
         by_hash = data.validation_modulus is not None
         streams = [_hub_documents(s, "train" if by_hash else split) for s in data.source["streams"]]
@@ -256,7 +258,7 @@ def _check_size(data: Data, split: str, sizes: Iterable[int]) -> None:
         total += size
         if total >= least:
             return
-    hint = ", give a folder with a file named validation*" * (split == "validation")
+    hint = ", give a folder with a file named validation*" if split == "validation" else ""
     if hint and not str(data.path).endswith(".txt"):  # of one .txt file the last tenth validates
         hint += ", or lower validation_modulus"
     problem = f"the {split} split holds {total:,} tokens, {needed}; add text{hint}"

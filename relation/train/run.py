@@ -190,8 +190,7 @@ def _train(
                     save()
                     saved_at = time.monotonic()
             log(readback.drain())
-            broken = _not_finite(model)
-            if broken is not None:
+            if broken := _not_finite(model):
                 why = f"parameter {broken} is not finite after the last update"
                 raise DivergedError(f"{run.name}: {why}; {_REMEDY}")
         except DivergedError:
