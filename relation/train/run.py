@@ -103,13 +103,15 @@ def _train(
         for unfinished in state_file.parent.glob(f".{state_file.name}.*.tmp"):
             unfinished.unlink()
     state = checkpoint.load_state(state_file, key, model, optimizer, world.leads)
-    read_nothing = hashlib.sha256(f"{hashes['train']}/{run.context}".encode()).hexdigest()
-    state = state or RunState(init_hash, read_nothing)
+    if state is None:
+        read_nothing = hashlib.sha256(f"{hashes['train']}/{run.context}".encode()).hexdigest()
+        state = RunState(init_hash, read_nothing)
     if state.update and world.leads:
         print(f"{run.name} continues at update {state.update + 1}", file=sys.stderr)
     if state.processes[-1:] != [world.size]:
         state.processes.append(world.size)
     consumed = sum(update.tokens for update in updates[: state.update])
+    schedule = (budget, run.warmup_tokens, run.plateau_fraction)
 
     # The loop. A GPU runs a few updates behind the host, so its losses arrive late.
     readback, diverged = Readback(device), False
@@ -145,15 +147,14 @@ def _train(
                     progress.advance(update.tokens, f"loss {loss:.3f}")
 
         def probe(tokens: int, validates: bool, reads_flow: bool) -> None:
-            """Let the first process probe the model after `tokens` tokens and keep the rows."""
-            if world.leads and (validates or reads_flow):
-                log(readback.drain())
-                try:
-                    rows = list(_probes(run, model, validation, mask, validates, reads_flow))
-                except DivergedError as error:  # the flow is not finite, while the loss still was
-                    raise DivergedError(f"{run.name}: {error}; {_REMEDY}") from None
-                state.probes += [{"update": state.update, "tokens": tokens} | row for row in rows]
-                readback.restart()
+            """Probe the model after `tokens` tokens and add the rows to the state."""
+            log(readback.drain())
+            try:
+                rows = list(_probes(run, model, validation, mask, validates, reads_flow))
+            except DivergedError as error:  # the flow is not finite, while the loss still was
+                raise DivergedError(f"{run.name}: {error}; {_REMEDY}") from None
+            state.probes += [{"update": state.update, "tokens": tokens} | row for row in rows]
+            readback.restart()
 
         def save() -> None:
             """Write a resume state; on a GPU, a thread writes it while training continues."""
@@ -169,14 +170,12 @@ def _train(
             readback.restart()
 
         try:
-            if state.update == 0:
+            if world.leads and state.update == 0:
                 probe(0, validates=True, reads_flow=True)
             for update in updates[state.update :]:
                 before = update.index * run.tokens_per_update
                 after = before + update.tokens
-                rate = run.learning_rate * wsd(
-                    before, after, budget, run.warmup_tokens, run.plateau_fraction
-                )
+                rate = run.learning_rate * wsd(before, after, *schedule)
                 ids = windows.window_ids(update.first, update.windows)
                 loss, norm = step(batches(update, ids), update.tokens, rate)
                 log(readback.put(loss, norm))
@@ -185,7 +184,8 @@ def _train(
                 # Probe if one of `validations` or `probes` equal parts of the budget ends here.
                 validates = after * run.validations // budget > before * run.validations // budget
                 reads_flow = after * run.probes // budget > before * run.probes // budget
-                probe(after, validates, reads_flow)
+                if world.leads and (validates or reads_flow):
+                    probe(after, validates, reads_flow)
                 if world.leads and time.monotonic() - saved_at > run.checkpoint_seconds:
                     save()
                     saved_at = time.monotonic()

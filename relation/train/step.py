@@ -370,7 +370,8 @@ class Readback:
             began, self._began = self._began, self._now()
             return [(values.tolist(), self._began - began)]
         pinned = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-        self._waiting.append((pinned.copy_(values, non_blocking=True), self._now()))
+        pinned.copy_(values, non_blocking=True)
+        self._waiting.append((pinned, self._now()))  # an event after the copy
         return [self._next() for _ in range(len(self._waiting) - _UPDATES_LATE)]
 
     def drain(self) -> list[tuple[list[float], float]]:
