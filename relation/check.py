@@ -127,8 +127,9 @@ def exactness(
         # This fills new memory with NaN. Otherwise it could hold an earlier launch's right results.
         with deterministic_algorithms(True):
             results = _results(operator, inputs, (dy,), dtype)
-        exact = (_results(full_relation, inputs, (dy,), d) for d in (dtype, torch.float64))
-        return dict(zip(names, zip(results, *exact, strict=True), strict=True))
+        yardstick = _results(full_relation, inputs, (dy,), dtype)
+        truth = _results(full_relation, inputs, (dy,), torch.float64)
+        return dict(zip(names, zip(results, yardstick, truth, strict=True), strict=True))
 
     return deviations((draw() for _ in range(draws)), dtype)
 
@@ -222,10 +223,12 @@ def recurrence_errors(
     *states, g, dy, dstate = _draw("recurrence", 4, device, 6).to(dtype)
     g = -torch.tensor(_FORGOTTEN, device=device)[:, None, None] * g.float().sigmoid()
     inputs, dys = (*states, g), (dy, dstate[:, :, : dstate.shape[-1]])  # the state: (1, H, D, D)
-    forms = ((operator, dtype), (linear_relation, dtype), (linear_relation, torch.float64))
-    results = zip(*(_results(form, inputs, dys, d) for form, d in forms), strict=True)
+    results = _results(operator, inputs, dys, dtype)
+    yardstick = _results(linear_relation, inputs, dys, dtype)
+    truth = _results(linear_relation, inputs, dys, torch.float64)
     names = ("Y", "C", "dp1", "dp2", "dinfo", "dg")
-    return deviations([dict(zip(names, results, strict=True))], dtype)
+    draw = dict(zip(names, zip(results, yardstick, truth, strict=True), strict=True))
+    return deviations([draw], dtype)
 
 
 def history_errors(operator: Operator, states: Tensor, share: Tensor, parameter: Tensor) -> dict:
@@ -248,9 +251,9 @@ def history_errors(operator: Operator, states: Tensor, share: Tensor, parameter:
         leaks.append((output(*later) - y)[:, :, :t].abs().max())
         info = states[2].clone()
         info[:, :, t] = replacements[2, :, :, t]
-        change, changed = (info - states[2])[:, :, t].double(), output(*states[:2], info)
-        residual = (changed - y)[:, :, t] - share[:, :, t, None] * change  # (1, H, D)
-        scale = torch.stack([x.abs().max() for x in (y, changed, change)]).max()
+        new_y, change = output(*states[:2], info), (info - states[2])[:, :, t].double()
+        residual = (new_y - y)[:, :, t] - share[:, :, t, None] * change  # (1, H, D)
+        scale = torch.stack([x.abs().max() for x in (y, new_y, change)]).max()
         unexplained.append(residual.abs().max() / scale)
     return {
         _TO_THE_BIT: torch.stack(leaks).max().item(),
