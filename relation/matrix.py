@@ -181,8 +181,7 @@ class Matrix:
             for scale in scales:
                 if scale in changes.get("scales", scales):
                     for variant in changes.get("variants", of_scale[scale]):
-                        address = scale, variation, variant
-                        varied[address] = self.options(scale, variant, changes)
+                        varied[scale, variation, variant] = self.options(scale, variant, changes)
 
         # The options of all that read a corpus at a vocabulary.
         readers = _by_corpus([*unvaried, *varied.values()])
@@ -202,9 +201,8 @@ class Matrix:
         runs: dict[tuple, Run] = {}
         by_hash: dict[str, Run] = {}
         for address, o in varied.items():
-            corpus = data[o["corpus"], o["vocabulary"]]
             for seed, further in self.seeds(*address).items():
-                run = self.run((*address, seed), corpus, o, further)
+                run = self.run((*address, seed), data[o["corpus"], o["vocabulary"]], o, further)
                 runs[*address, seed] = by_hash.setdefault(run.hash, run)
         return runs, {corpus.name: corpus for corpus in data.values()}
 

@@ -37,12 +37,13 @@ def updates(bench: Bench, side: Side, tokens: Path, device: torch.device):
     rate, clip = options["learning_rate"], options.pop("gradient_clip")
     adamw = build_optimizer(model, **options)
     step = UpdateStep(model, adamw, device, bench.precision, bench.compile, clip)
-    size, numbers = side.micro * side.context, itertools.count()  # tokens of a micro-batch
+    size = side.micro * side.context  # tokens of a micro-batch
     text = np.memmap(tokens, TOKEN_TYPE, mode="r")
+    starts = itertools.cycle(range(0, max(1, (len(text) - 1) // size) * size, size))
 
     def batch() -> tuple[Tensor, ...]:
         """Return the next inputs and targets, (micro, context) int64, on the device."""
-        start = next(numbers) % max(1, (len(text) - 1) // size) * size
+        start = next(starts)
         ids = text[start : start + size + 1].astype(np.int64)
         halves = (x.reshape(side.micro, -1) for x in (ids[:-1], ids[1:]))
         return tuple(machine.to_device(x, device) for x in halves)

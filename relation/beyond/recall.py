@@ -183,12 +183,11 @@ def rows_of(recall: Recall, device: torch.device, progress: Progress) -> Iterato
             "validation_nll": nll,
             "seconds": time.perf_counter() - began,
         }
-        rows = []
-        for task, (length, pairs) in enumerate(recall.tasks):
-            counts = {"queries": int(queries[task]), "right": int(right_in_test[task])}
-            shape = {"length": length, "pairs": pairs, "distance": None}
-            rows.append(columns | shape | counts)
-        return rows
+        counts = zip(recall.tasks, queries.tolist(), right_in_test.tolist(), strict=True)
+        return [
+            columns | {"length": T, "pairs": N, "distance": None, "queries": asked, "right": hits}
+            for (T, N), asked, hits in counts
+        ]
 
     def merit(rows: list[dict]) -> tuple[float, float]:
         nll = rows[0]["validation_nll"]

@@ -41,14 +41,12 @@ def _add_rows(layer: Layer, rows: dict[str, list[dict]]) -> None:
     for reading in layer.readings:
         columns = {"layer": layer.index, "length": reading.length}
         for metric, values in reading.values.items():  # (sequences, H)
-            columns |= {"count": reading.count, "metric": metric}
             for (sequence, head), value in np.ndenumerate(values.numpy()):
                 row = {"sequence": sequence, "head": head, "value": float(value)}
-                rows["flow"].append(columns | row)
+                rows["flow"].append(columns | {"count": reading.count, "metric": metric} | row)
         for curve, values in reading.curves.items():  # (sequences, H, T)
             mean = _rounded(values.mean((0, 1)).numpy())
-            row = {"layer": layer.index, "length": reading.length, "curve": curve}
-            rows["curves"].append(row | {"values": mean})
+            rows["curves"].append(columns | {"curve": curve, "values": mean})
     # Maps show the first sequence only, (H, T, T).
     for head, flow in enumerate(pooled(layer.flow[0]).cpu().numpy()):
         row = {"layer": layer.index, "head": head, "length": layer.flow.shape[-1]}
