@@ -262,7 +262,7 @@ def history_errors(operator: Operator, states: Tensor, share: Tensor, parameter:
 
 
 def _identity_rows(errors: dict[str, float], precision: str, title: str = "") -> Iterator[dict]:
-    """Rows of the largest errors of identities. They have no yardstick."""
+    """Rows of the largest errors of identities, named `title` + name. They have no yardstick."""
     for name, error in errors.items():
         allowed = 0.0 if name == _TO_THE_BIT else _IDENTITY_SLACK[precision]
         row = {"name": title + name, "measure": "largest", "error": error, "yardstick": None}
@@ -283,8 +283,7 @@ def _identities(check: Check, full: Operator, device: torch.device) -> Iterator[
         errors = identity_errors(full_form, dtype, device)
         yield "identity", full_name, precision, _identity_rows(errors, precision)
         errors = history_errors(full_form, states, share, lam)
-        rows = _identity_rows(errors, precision, "Full Relation: ")
-        yield "history", full_name, precision, rows
+        yield "history", full_name, precision, _identity_rows(errors, precision, "Full Relation: ")
         errors = history_errors(linear_form, states, torch.ones_like(share), g)
         rows = _identity_rows(errors, precision, "Linear Relation: ")
         yield "history", linear_name, precision, rows

@@ -154,11 +154,11 @@ def plain_text(content: bytes, wants_header: bool) -> str | None:
     if language and language[1].strip() != "English":
         return None
     flags = re.MULTILINE | re.IGNORECASE
-    *_, last = None, *re.compile(START, flags).finditer(text, 0, max(60_000, len(text) // 10))
-    if last is None and wants_header:
+    headers = list(re.compile(START, flags).finditer(text, 0, max(60_000, len(text) // 10)))
+    if wants_header and not headers:
         return None
-    if last is not None:
-        paragraph = re.compile(r"\n[ ]*\n").search(text, last.end())
+    if headers:
+        paragraph = re.compile(r"\n[ ]*\n").search(text, headers[-1].end())
         text = text[paragraph.end() :] if paragraph else ""
     footer = re.search(END, text, flags)
     text = text[: footer.start()] if footer else text
@@ -171,7 +171,7 @@ def plain_text(content: bytes, wants_header: bool) -> str | None:
 def blocks_of(text: str) -> list[tuple[int, list[str]]]:
     """Blocks of lines between blank lines, each as (number of blank lines before it, lines)."""
     blocks: list[tuple[int, list[str]]] = []
-    lines, gap = [], 9
+    lines, gap = [], 9  # the first block begins a book, as after many blank lines
     for line in [*map(str.rstrip, text.split("\n")), ""]:
         if re.search(r"[^\W_]", line):
             lines.append(line)
@@ -184,15 +184,16 @@ def blocks_of(text: str) -> list[tuple[int, list[str]]]:
 
 
 def without_transcribers(blocks: list[tuple[int, list[str]]]) -> Iterator[tuple[int, list[str]]]:
-    skipped = 0
+    """Leave out blocks about the making of the file, and all after a note near the end."""
+    is_note = False  # whether this block continues a note whose heading was the block before
     for i, block in enumerate(blocks):
         said = " ".join(map(str.strip, block[1]))
-        if skipped:
-            skipped -= 1
+        if is_note:
+            is_note = False
         elif NOTE.match(said):
             if i > 0.9 * len(blocks):
                 return
-            skipped = int(len(said) < 60)  # a heading without text: the next block is the note
+            is_note = len(said) < 60  # a heading without text: the next block is the note
         elif not LINE.search(said):
             yield block
 
@@ -252,8 +253,9 @@ def sections_of(text: str) -> tuple[list[str], int]:
             elif len(lines) > 1:
                 n.update(joined=1, ended=p.endswith(ENDS), joined_characters=len(p))
     good = n["all"] >= 5000 and n["kept"] <= 0.3 * n["all"] and n["ended"] >= 0.9 * n["joined"]
-    good &= 0.4 * n["all"] <= n["joined_characters"] <= 2500 * n["joined"]
-    return [part for s in sections if s and good for part in parts_of(s)], n["all"]
+    if not (good and 0.4 * n["all"] <= n["joined_characters"] <= 2500 * n["joined"]):
+        return [], n["all"]
+    return [part for section in sections if section for part in parts_of(section)], n["all"]
 
 
 def parts_of(paragraphs: list[str]) -> Iterator[str]:
@@ -355,9 +357,10 @@ def library_of(
     shard: Rows = []
     for path in sorted(files, key=path_hash):
         content, wants_header = files[path]
-        again = (digest := hashlib.sha256(content).digest()) in used
+        digest = hashlib.sha256(content).digest()
+        is_copy = digest in used
         used.add(digest)
-        if again or len(content) >= LARGEST or repeats.names_validation(path):
+        if is_copy or len(content) >= LARGEST or repeats.names_validation(path):
             continue
         text = plain_text(content, wants_header)
         rows = [] if text is None else repeats.kept(*sections_of(text))

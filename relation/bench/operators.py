@@ -24,7 +24,7 @@ from relation.errors import InputError, RunError, check_among
 from relation.kernels.documents import Documents
 from relation.ops import causal_attention, chunked_linear_relation, full_relation, get_backend
 
-MEASURES = FORWARD, BACKWARD = "forward", "forward+backward"
+FORWARD, BACKWARD = MEASURES = "forward", "forward+backward"
 _MOST_COPIES = 64
 _COLUMNS = ("status", "reason", "error", "peak_bytes", "samples", "alone")
 _CHECKED_TOKENS = 2048  # a T x T matrix in FP64 takes 32 MiB per head
@@ -124,14 +124,14 @@ def draw(
     """
     B, H, K, T, D, _ = shape
 
-    options = {"device": device, "generator": generator}
-
     def normal(heads: int) -> Tensor:
-        return torch.randn(B, T, heads, D, dtype=dtype, **options).transpose(1, 2)
+        stored = torch.randn(B, T, heads, D, dtype=dtype, device=device, generator=generator)
+        return stored.transpose(1, 2)
 
     # alpha = exp(-A dt), A from 1 to 16 per head, dt log-uniform from 0.001 to 0.1 (Appendix B).
-    A = 1 + 15 * torch.rand(1, H, 1, 1, **options)
-    g = -A * 10 ** (2 * torch.rand(B, T, H, D, **options).transpose(1, 2) - 3)
+    A = 1 + 15 * torch.rand(1, H, 1, 1, device=device, generator=generator)
+    uniform = torch.rand(B, T, H, D, device=device, generator=generator).transpose(1, 2)
+    g = -A * 10 ** (2 * uniform - 3)
     forgetful = g.clone()
     forgetful[..., ::8] = -30 * torch.rand_like(g[..., ::8])
     inputs = {"p1": normal(H), "p2": normal(K), "info": normal(K), "dy": normal(H), "g": g}

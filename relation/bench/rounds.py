@@ -282,10 +282,10 @@ class Workers:
         measured again alone, so a reported OOM is always its own.
         """
         by_side, generator = {name: Answers() for name in self.workloads}, random.Random(0)
-        for name in list(self._dead):  # start these processes again
+        while self._dead:  # start these processes again
+            name, _ = self._dead.popitem()
             self._stop(name)
             self._start(name)
-        self._dead.clear()
         for name in self.workloads:
             by_side[name].take(self._ask(name, "prepare", *arguments), measures)
         for measure in measures:
@@ -309,8 +309,7 @@ class Workers:
                 answers.take(self._ask(name, "facts", None), measures)
             self._ask(name, "release")
         for name, answers in list(by_side.items()):
-            oom = any(failure.status == "OOM" for failure in answers.failures.values())
-            if oom and len(by_side) > 1:
+            if len(by_side) > 1 and any(f.status == "OOM" for f in answers.failures.values()):
                 with Workers({name: self.workloads[name]}, self.conditions) as alone:
                     by_side |= alone.compare(arguments, measures, rounds, warm_rounds)
                 by_side[name].alone = True

@@ -226,11 +226,10 @@ def _probes(
     Changes neither the model nor a random state. Raises DivergedError if a flow is not finite.
     """
 
-    device = model.embedding.weight.device
-
     def row(layer: int | None, part: int | None, metric: str, value: float) -> dict:
         return {"layer": layer, "part": part, "metric": metric, "value": value}
 
+    device = model.embedding.weight.device
     if reads_flow:
         for layer, block in enumerate(model.blocks):
             learned = dict(block.mixer.named_parameters(recurse=False))
