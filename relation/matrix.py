@@ -50,6 +50,7 @@ class Matrix:
     """A campaign's values, from which it makes runs and data. Errors name the place to change.
 
     corpus: replaces the campaign's texts, unless None; variations: the changes of each variation.
+    In the methods, `o` are the options of one run, and `changes` those of its variation.
     """
 
     name: str
@@ -174,17 +175,16 @@ class Matrix:
         A run that equals one of an earlier variation is that run: it is trained once.
         """
         scales = self.section.scales
-        of_scale = {k: PAIRED if s.variants is None else s.variants for k, s in scales.items()}
-        unvaried = [self.options(scale, v) for scale in scales for v in of_scale[scale]]
+        trained = {k: PAIRED if s.variants is None else s.variants for k, s in scales.items()}
+        unvaried = [self.options(scale, v) for scale in scales for v in trained[scale]]
         varied: dict[tuple, dict] = {}  # options by scale, variation and variant
         for variation, changes in self.variations.items():
             for scale in scales:
                 if scale in changes.get("scales", scales):
-                    for variant in changes.get("variants", of_scale[scale]):
+                    for variant in changes.get("variants", trained[scale]):
                         varied[scale, variation, variant] = self.options(scale, variant, changes)
 
-        # The options of all that read a corpus at a vocabulary.
-        readers = _by_corpus([*unvaried, *varied.values()])
+        readers = _by_corpus([*unvaried, *varied.values()])  # all that read a corpus
         for benchmark, scale in self.benchmarks():  # these may read a text that no run reads
             if benchmark not in UNTRAINED:
                 o = self.at(scale)
@@ -267,13 +267,13 @@ def _check_backends(where: str, variant: str, o: Mapping) -> None:
         operator, backend = MIXERS[letter], o["backends"].get(MIXERS[letter])
         if o.get("document_mask") == "documents" and (operator, backend) == ("mha", "cudnn"):
             raise InputError(f"{where}: MHA's backend cudnn takes no documents; use flash")
-        interprets = interpreted and backend == "flash"
-        if o["device"] == "cpu" and (operator, backend) in _GPU_ALONE and not interprets:
+        needs_gpu = (operator, backend) in _GPU_ALONE and not (interpreted and backend == "flash")
+        if o["device"] == "cpu" and needs_gpu:
             raise InputError(f"{where}: backend {backend} of {operator} needs a GPU; use another")
 
 
 def _forms(matrix: Matrix, benchmark: str, scale: str) -> list[tuple[str, str, dict]]:
-    """What a benchmark compares, in the paper's order: name, variant and backends of each form."""
+    """What a benchmark compares: the name, the variant and the backends of each form."""
     systems, section = matrix.section.systems, getattr(matrix.section.systems, benchmark)
 
     def as_trained(variant: str) -> tuple[str, str, dict]:

@@ -9,6 +9,7 @@ rule length:
     resources:
         gpu=int(ON_GPU),
     params:
+        # None without a section `length`: no file of this rule is then planned.
         spec=lambda w: CAMPAIGN.length and CAMPAIGN.length.hash(run_of(w)),
     shell:
         f"python -m relation length {RUN_NAME}"
