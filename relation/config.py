@@ -50,14 +50,14 @@ LinearBackend = Literal["recurrent", "chunked", "flash"]
 Mixer = Literal["mha", "full", "linear", "hybrid"]
 
 
-def _known(name: str, info: Any) -> str:
-    scales = (info.context or {}).get("scales")
+def _known_scale(name: str, info: Any) -> str:
+    scales = (info.context or {}).get("scales")  # as given to `validated`
     if scales is not None:
         check_among(name, scales, f"there is no scale {name!r}")
     return name
 
 
-ScaleName = Annotated[Name, AfterValidator(_known)]
+ScaleName = Annotated[Name, AfterValidator(_known_scale)]
 Scales = Annotated[list[ScaleName], Field(min_length=1)]
 
 

@@ -202,7 +202,7 @@ def _serve(work: Workload, pipe: Any, device: torch.device, threads: int, parent
             elif question == "release":
                 running = None
             else:
-                answer = running.send(*arguments)
+                answer = running.send(*arguments)  # of "seconds" the measure, of "facts" None
         except StopIteration:
             pass  # no further facts
         except Exception as error:

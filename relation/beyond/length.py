@@ -70,10 +70,10 @@ def length_rows(model: Decoder, windows: Tensor, context: int) -> Iterator[dict]
 
     windows: (n, contexts T + 1) int64 on the model's device; context: the T of its training.
     """
-    whole = token_nll(model, windows, context)
+    whole = token_nll(model, windows, context)  # (n, contexts T), as is `apart`
     # A window's last token is the next one's first: (n contexts, T + 1).
-    apart = windows.unfold(1, context + 1, context).flatten(0, 1)
-    apart = token_nll(model, apart, context).view(whole.shape)
+    short_windows = windows.unfold(1, context + 1, context).flatten(0, 1)
+    apart = token_nll(model, short_windows, context).view(whole.shape)
     piece = math.ceil(context / PIECES)
     for reading, nll in {"whole": whole, "apart": apart}.items():
         for place, part in enumerate(nll.double().cpu().split(piece, dim=1)):

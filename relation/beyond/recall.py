@@ -83,7 +83,8 @@ def draw(recall: Recall, rows: int, *key: int) -> Sequences:
     shape = (rows, len(recall.tasks), max(length for length, _ in recall.tasks))
     sequences = Sequences(np.full(shape, FILLER, np.int32), np.full(shape, IGNORED, np.int32))
     for task, (length, pairs) in enumerate(recall.tasks):
-        inputs, targets = (part[:, task, :length] for part in sequences)
+        inputs = sequences.inputs[:, task, :length]
+        targets = sequences.targets[:, task, :length]
         start = 2 * pairs
         keys = 1 + distinct(generator, rows, half - 1, pairs)
         values = half + distinct(generator, rows, half, pairs)

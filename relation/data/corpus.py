@@ -103,12 +103,12 @@ def _last_tenth(path: Path, split: str) -> Iterator[str]:
             yield part
 
 
-def _local_documents(path: str) -> dict[str, Iterator[str] | None]:
-    """Return a local corpus's documents by split; None for a split without files."""
+def _local_documents(path: str) -> dict[str, Iterator[str]]:
+    """Return a local corpus's documents by split; a split without files is left out."""
     files = _text_files(path)
     if files["train"] == [Path(path)] and path.endswith(".txt"):
         return {split: _last_tenth(Path(path), split) for split in SPLITS}
-    return {s: chain.from_iterable(map(read_texts, p)) if p else None for s, p in files.items()}
+    return {split: chain.from_iterable(map(read_texts, f)) for split, f in files.items() if f}
 
 
 @cache
@@ -120,8 +120,6 @@ def fingerprint(path: str) -> str:
     """
     digests, has_words = "", False
     for split, documents in _local_documents(path).items():
-        if documents is None:
-            continue
         digest = hashlib.sha256()
         for text in documents:
             encoded = text.encode()
@@ -215,7 +213,7 @@ def document_streams(data: Data, split: str) -> list[Iterator[str]]:
         streams = [_hub_documents(s, "train" if by_hash else split) for s in data.source["streams"]]
     else:
         local = _local_documents(data.path)
-        by_hash = local["validation"] is None
+        by_hash = "validation" not in local
         streams = [local["train" if by_hash else split]]
     if by_hash:
         streams = [(t for t in texts if is_held_out(t, modulus) == held_out) for texts in streams]
