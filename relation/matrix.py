@@ -185,10 +185,9 @@ class Matrix:
                         varied[scale, variation, variant] = self.options(scale, variant, changes)
 
         readers = _by_corpus([*unvaried, *varied.values()])  # all that read a corpus
-        for benchmark, scale in self.benchmarks():  # these may read a text that no run reads
-            if benchmark not in UNTRAINED:
-                o = self.at(scale)
-                readers.setdefault((o["corpus"], o["vocabulary"]), [o])
+        timed = [self.at(scale) for name, scale in self.benchmarks() if name not in UNTRAINED]
+        for names, each in _by_corpus(timed).items():  # a benchmark may read a text of its own
+            readers.setdefault(names, each)
         # For flow windows, variations' contexts count only for corpora that no scale itself reads,
         # so that a variation with a longer context changes no other run's flow.
         readers_unvaried = _by_corpus(unvaried)

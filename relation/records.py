@@ -177,13 +177,16 @@ def key(job: Any, kind: str = "runs") -> dict[str, Any]:
 
 
 def write(
-    path: Path, kind: str, rows: pd.DataFrame | Sequence[Mapping[str, Any]], shared: Mapping = {}
+    path: Path,
+    kind: str,
+    rows: pd.DataFrame | Sequence[Mapping[str, Any]],
+    shared: Mapping[str, Any] | None = None,
 ) -> None:
     """Write rows of a kind atomically, and add the `shared` columns (key and origin) to each.
 
     Raises InputError if a column is missing or unknown, ArrowException for a wrong type.
     """
-    layout, is_frame = KINDS[kind], isinstance(rows, pd.DataFrame)
+    layout, is_frame, shared = KINDS[kind], isinstance(rows, pd.DataFrame), shared or {}
     rows = rows.assign(**shared) if is_frame else [{**row, **shared} for row in rows]
     for names in [rows.columns] if is_frame else rows:
         if odd := sorted(set(names) ^ set(layout.names)):
