@@ -17,6 +17,19 @@ from report.paper import SCALES
 RUN_KINDS = ("runs", "losses", "probes", "flow", "curves", "maps", "lengths")
 KEY_IN_SETTING = ["scale", "variant", "seed"]
 PLANNED = ["kind", *KEY_IN_SETTING, "further", "own_scale", "status", "reason"]
+FRAMES = tuple(records.FILES)
+# Names of the operators that the benchmark `complexity` times.
+OPERATORS = {
+    "mha": "MHA", "full-reference": "Full, materialised", "full-flash": "FlashRelation",
+    "linear": "Linear Relation",
+}  # fmt: skip
+# A kind's noun in the reasons of gaps; other kinds are benchmarks.
+KIND_NAMES = {
+    "runs": "run", "flow": "diagnosed checkpoint", "models": "model", "lengths": "long text",
+    "recall": "recall task", "checks": "check", "gradients": "check",
+}  # fmt: skip
+OUTSIDE = "is not part of this setting"
+UNMEASURED = "its checkpoint is not shipped; published=false trains it here"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,9 +71,6 @@ class Records:
         return bool(self.models["own_scale"].astype(str).str.endswith("-mini").any())
 
 
-FRAMES = tuple(records.FILES)
-
-
 def paper_scale(scale: str) -> str:
     """Return the paper's scale that starts a name, such as 100M of 100M28pc; else the name."""
     return next((theirs for theirs in SCALES if str(scale).startswith(theirs)), scale)
@@ -95,21 +105,19 @@ def load(
     """
     campaign = campaign or plan.load({"campaign": setting.campaign})
     folder = records.PUBLISHED / campaign.name if published else campaign.folder
-    # The setting's scales; else those of the paper; else, if the campaign has none of these, all.
-    scales = setting.scales or [s for s in campaign.scales if s in SCALES] or campaign.scales
-    # Records without a scale, such as identities, belong to settings with the paper's scales.
-    scales = [*scales, *([""] if not setting.scales or {*SCALES} & {*setting.scales} else ())]
+    scales = _scales(setting, campaign)
+    shared, further = [], []  # keys of runs that an earlier variation made; runs beyond the matrix
+    for (scale, variation, variant, seed), run in campaign.addresses.items():
+        if variation == setting.variation and run.variation != variation:
+            shared.append(tuple(records.key(run).values()))
+        if variation == setting.variation and run.further:
+            further.append((scale, variant, seed))
     stored = _stored(folder)
-    # Runs that the setting shares with an earlier variation, which made them.
-    addresses = {key: run for key, run in campaign.addresses.items() if key[1] == setting.variation}
-    made = (run for run in addresses.values() if run.variation != setting.variation)
-    shared = [tuple(records.key(run).values()) for run in made]
     frames = {kind: _frame(setting, kind, stored[kind], folder, scales, shared) for kind in FRAMES}
-    further = [(scale, *key) for (scale, _, *key), run in addresses.items() if run.further]
     runs = frames["runs"]
     # Also pairs of which an earlier variation made one run.
     records.check_pairs(runs.assign(variation=setting.variation, scale=runs["own_scale"]))
-    names = pd.MultiIndex.from_frame(runs[["own_scale", *KEY_IN_SETTING[1:]]])
+    names = pd.MultiIndex.from_frame(runs[["own_scale", "variant", "seed"]])
     frames["runs"] = runs.assign(further=names.isin(further))
     return Records(
         setting=setting,
@@ -121,18 +129,32 @@ def load(
     )
 
 
+def _scales(setting: Setting, campaign: plan.Campaign) -> list[str]:
+    """Return a setting's scales: its own, those of the paper, or all; "" for records without one.
+
+    Records without a scale, such as identities, belong to settings with the paper's scales.
+    """
+    if setting.scales and not {*SCALES} & {*setting.scales}:
+        return [*setting.scales]
+    of_paper = [scale for scale in campaign.scales if scale in SCALES]
+    return [*(setting.scales or of_paper or campaign.scales), ""]
+
+
 def _frame(
     setting: Setting, kind: str, rows: pd.DataFrame, folder: Path, scales: Sequence[str],
     shared: Sequence[tuple],
 ) -> pd.DataFrame:  # fmt: skip
-    if "variation" in rows:  # null: a record of all variations; the setting's own records win
-        of_variation = rows["variation"] == setting.variation
+    """Return a setting's rows of one kind. shared: RUN_KEY of the runs of earlier variations."""
+    if "variation" in rows:
+        chosen = rows["variation"] == setting.variation
         if shared and kind in RUN_KINDS:
-            of_variation |= pd.MultiIndex.from_frame(rows[records.RUN_KEY]).isin(shared)
-        rows = rows[of_variation if of_variation.any() else rows["variation"].isna()]
+            chosen |= pd.MultiIndex.from_frame(rows[records.RUN_KEY]).isin(shared)
+        # A record without a variation is of all variations; the setting's own records win.
+        rows = rows[chosen if chosen.any() else rows["variation"].isna()]
     if kind == "recall" and "" not in scales:
         rows = rows[:0]
-    rows = _at(scales, rows) if "scale" in rows else rows
+    if "scale" in rows:
+        rows = _at(scales, rows)
     return rows.assign(source=f"{folder / kind}.parquet#" + anchors(setting, kind, rows))
 
 
@@ -173,26 +195,31 @@ def _planned(
     scales: Sequence[str],
 ) -> pd.DataFrame:
     """Return one row per planned record of this setting, with the reason if it is missing."""
-    hashes, rows = {kind: set(frame["hash"]) for kind, frame in frames.items()}, []
+    rows: list[dict] = []
+    hashes = {kind: set(frame["hash"]) for kind, frame in frames.items()}
 
-    def add(kind: str, key: tuple, hash: str, why: str = "") -> None:
+    def add(kind, hash, scale="", variant="", seed=-1, further=False, why="") -> None:
         status, reason = ("ok", "") if hash in hashes[kind] else ("not run", why)
-        rows.append((kind, paper_scale(key[0]), *key[1:], key[0], status, reason))
+        rows.append({
+            "kind": kind, "scale": paper_scale(scale), "variant": variant, "seed": seed,
+            "further": further, "own_scale": scale, "status": status, "reason": reason,
+        })  # fmt: skip
 
     chosen = {run.name for run in campaign.runs}
-    for (scale, variation, *names), run in campaign.addresses.items():
+    for (scale, variation, variant, seed), run in campaign.addresses.items():
         if variation == setting.variation and scale in scales and run.name in chosen:
-            key = (scale, *names, run.further)
-            add("runs", key, run.hash)
+            add("runs", run.hash, scale, variant, seed, run.further)
             why = UNMEASURED if run.hash in hashes["runs"] else ""
             for kind, hash in campaign.measured(run).items():
-                add(kind, key, hash, why)
-    for bench in (each for each in campaign.benchmarks if each.scale in scales):
-        add(bench.kind, (bench.scale, bench.benchmark, -1, False), bench.hash)
-    for recall in campaign.recall if "" in scales else ():
-        add("recall", ("", recall.mixer, -1, False), recall.hash)
-    for kind in ("checks", "gradients") if campaign.check and "" in scales else ():
-        add(kind, ("", "", -1, False), campaign.check.hash)
+                add(kind, hash, scale, variant, seed, run.further, why)
+    for bench in campaign.benchmarks:
+        if bench.scale in scales:
+            add(bench.kind, bench.hash, bench.scale, bench.benchmark)
+    if "" in scales:
+        for recall in campaign.recall:
+            add("recall", recall.hash, variant=recall.mixer)
+        for kind in ("checks", "gradients") if campaign.check else ():
+            add(kind, campaign.check.hash)
     return pd.DataFrame(rows, columns=PLANNED)
 
 
@@ -214,21 +241,11 @@ def rounded(count: float, digits: int = 3) -> str:
     return f"{count:.{digits}g}"
 
 
-# Names of the operators that the benchmark `complexity` times.
-OPERATORS = {"mha": "MHA", "full-reference": "Full, materialised", "full-flash": "FlashRelation"}
-OPERATORS |= {"linear": "Linear Relation"}
-OUTSIDE = "is not part of this setting"
-UNMEASURED = "its checkpoint is not shipped; published=false trains it here"
-KIND_NAMES = {"runs": "run", "flow": "diagnosed checkpoint", "models": "model"}
-KIND_NAMES |= {"lengths": "long text", "recall": "recall task"}
-KIND_NAMES |= dict.fromkeys(("checks", "gradients"), "check")
-
-
 def gap(
     records: Records, kind: str, scale: str | None, variants: Sequence[str], seed: int | None
 ) -> tuple[str, str]:
     """Return status and reason of a missing value of the matrix, from the planned records."""
-    name = KIND_NAMES.get(kind, "benchmark")
+    noun = KIND_NAMES.get(kind, "benchmark")
     of_scale = [row for row in records.planned.itertuples() if scale in (None, row.scale)]
     if not of_scale:
         return "not run", f"{scale} {OUTSIDE}"
@@ -237,15 +254,16 @@ def gap(
     absent = [variant for variant in variants if variant not in {row.variant for row in rows}]
     if absent:
         what = f"{scale or ''} {' and '.join(map(title, absent))}".strip()
-        return "not run", f"no {name} of {what} is part of this setting"
+        return "not run", f"no {noun} of {what} is part of this setting"
     lacking = [row for row in rows if row.status != "ok"]
     if not lacking:
-        return "no counterpart", f"the records of its {counted(len(rows), name)} do not hold it"
-    seeds: dict[str, list[str]] = {}
-    for row in lacking:
-        seeds.setdefault(title(row.variant), []).append(str(row.seed))
-    reasons = [f"no {name} is recorded", *(row.reason for row in lacking if row.reason)]
+        return "no counterpart", f"the records of its {counted(len(rows), noun)} do not hold it"
+    what = f"no {noun} is recorded"
     if len(lacking) < len(rows):
+        seeds: dict[str, list[str]] = {}  # by the variant's name
+        for row in lacking:
+            seeds.setdefault(title(row.variant), []).append(str(row.seed))
         names = (f"{variant} of seed {', '.join(numbers)}" for variant, numbers in seeds.items())
-        reasons[0] = f"{'; '.join(names)} not run"
-    return "not run", "; ".join(dict.fromkeys(reasons))
+        what = f"{'; '.join(names)} not run"
+    reasons = dict.fromkeys([what, *(row.reason for row in lacking if row.reason)])
+    return "not run", "; ".join(reasons)
