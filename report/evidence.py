@@ -54,29 +54,29 @@ class Term:
     spread: float | None = None
 
     def __sub__(self, other: Term) -> Term:
-        return self._with(other, operator.sub, self.rounding + other.rounding, self.unit)
+        return self._combined(other, operator.sub, self.rounding + other.rounding, self.unit)
 
     def __truediv__(self, other: Term) -> Term:
         relative = self.rounding / self.paper + other.rounding / other.paper
         if 0 in (other.value, *other.by_seed.values()):
             other = replace(other, value=None, reason="the denominator is zero")
-        return self._with(other, operator.truediv, self.paper / other.paper * relative, "x")
+        return self._combined(other, operator.truediv, self.paper / other.paper * relative, "x")
 
-    def _with(self, other: Term, combine: Callable, rounding: float, unit: str) -> Term:
-        """Combine two terms over their common seeds. The value combines the two means."""
+    def _combined(self, other: Term, combine: Callable, rounding: float, unit: str) -> Term:
+        """Combine two terms, over their common seeds if both have values by seed."""
         combined = Term(combine(self.paper, other.paper), rounding, unit)
-        seeds = sorted(self.by_seed.keys() & other.by_seed.keys())
         for term in (self, other):
             if term.value is None:
                 return replace(combined, status=term.status, reason=term.reason)
+        seeds = sorted(self.by_seed.keys() & other.by_seed.keys())
         if self.by_seed and other.by_seed and not seeds:
             return replace(combined, reason="no seed has both")
-        means = [fmean(t.by_seed[s] for s in seeds) if seeds else t.value for t in (self, other)]
+        combined = replace(combined, status="ok", reason=self.reason or other.reason)
+        if not seeds:
+            return replace(combined, value=combine(self.value, other.value), n=min(self.n, other.n))
+        means = [fmean(term.by_seed[seed] for seed in seeds) for term in (self, other)]
         by_seed = {seed: combine(self.by_seed[seed], other.by_seed[seed]) for seed in seeds}
-        n, reason = len(seeds) or min(self.n, other.n), self.reason or other.reason
-        return replace(
-            combined, value=combine(*means), by_seed=by_seed, n=n, status="ok", reason=reason
-        )
+        return replace(combined, value=combine(*means), by_seed=by_seed, n=len(seeds))
 
     def against(self, paper: Term) -> Term:
         """Return this measured value with the printed value of another term."""
@@ -130,7 +130,9 @@ class Case:
 
     def mismatch(self, scale: str, needs: Sequence[str]) -> str:
         """Return why this scale's models or diagnosis differ from the paper's, or ""."""
-        for need in needs if scale else ():
+        if not scale:
+            return ""
+        for need in needs:
             if need == "pair":  # Relation's flow counts only if MHA's was measured as well
                 full, mha = self.pair("relation_internal", scale, "l0_self")
                 if full.value is not None and mha.value is None:
@@ -216,7 +218,8 @@ def compare(
     rule. direction: tells whether a value has the paper's sign; None: no sign is asked for.
     fields: further fields of the evidence.
     """
-    scale, paper = label.partition(",")[0], None if math.isnan(term.paper) else term.paper
+    paper = None if math.isnan(term.paper) else term.paper
+    scale = label.partition(",")[0]
     # A job that failed or ran out of memory was tried. It is not a scale that was left out.
     tried = term.status in ("failed", "oom")
     of = {"scale": scale if scale in SCALES else "", "essential": tried, "note": term.reason}
@@ -227,24 +230,31 @@ def compare(
         return evidence.noted(ONE_SEED if evidence.contested else "")
     if term.value is None:
         return evidence
-    low, high, margin = term.low, term.high, None
+    low, high = term.low, term.high
+    tolerances = [] if term.spread is None else [term.spread]
     if len(term.by_seed) > 1:
-        margin = stats.mean(list(term.by_seed.values())).high - fmean(term.by_seed.values())
+        mean = stats.mean(list(term.by_seed.values()))
+        margin = mean.high - mean.value
+        tolerances.append(margin)
         if low is None:  # else the cell's own interval counts
             low, high = term.value - margin, term.value + margin
-    single_seed = low is None and len(term.by_seed) == 1
-    rules = [rule for rule in (met, direction) if rule is not None and low is not None]
-    contested = any(rule(low) != rule(high) for rule in rules)
-    allowed = [size for size in (margin, term.spread) if size is not None]
-    near = abs(term.value - term.paper) <= max([*allowed, term.rounding]) * (1 + LAST_BIT)
-    # A single value that is off may be noise: without a spread, the size is undecided.
-    size = met(term.value) if met else True if near else False if allowed else None
+    if low is None:
+        contested, caveat = len(term.by_seed) == 1, ONE_SEED
+    else:
+        contested = any(rule(low) != rule(high) for rule in (met, direction) if rule)
+        caveat = NOT_ESTABLISHED
+    size = None
+    if met:
+        size = met(term.value)
+    elif abs(term.value - term.paper) <= max([*tolerances, term.rounding]) * (1 + LAST_BIT):
+        size = True
+    elif tolerances:  # else a single value that is off may be noise: the size is undecided
+        size = False
     fewer = f"seeds here: {term.n}, in the paper: 3" if 0 < len(term.by_seed) < len(SEEDS) else ""
-    caveat = ONE_SEED if single_seed else NOT_ESTABLISHED if contested else ""
     return replace(
         evidence, ours=term.value, low=low, high=high, size=size if evidence.asks_size else None,
-        direction=direction(term.value) if direction else None, contested=single_seed or contested,
-        note=joined(fewer, term.reason, caveat),
+        direction=direction(term.value) if direction else None, contested=contested,
+        note=joined(fewer, term.reason, caveat if contested else ""),
     )  # fmt: skip
 
 
@@ -263,12 +273,13 @@ def outcome(evidence: Sequence[Evidence]) -> tuple[str, str, str]:
     notes = joined(*(row.note for row in undecided))
     if failed or unsigned:
         causes = {"the direction does not hold": failed, "the paper's value is not met": unsigned}
-        reason = "; ".join(f"{cause}: {_names(rows)}" for cause, rows in causes.items() if rows)
-        contested = [row for row in (*failed, *unsigned) if row.contested]
-        if len(contested) == len(failed) + len(unsigned):
-            return "not reproduced", reason, _names(contested)
-        unsure = f" (not established: {_names(contested)})" if contested else ""
-        return "not reproduced", reason + unsure, ""  # one established failure is enough
+        reason = "; ".join(f"{cause}: {_names(of)}" for cause, of in causes.items() if of)
+        unsure = [row for row in (*failed, *unsigned) if row.contested]
+        if len(unsure) == len(failed) + len(unsigned):
+            return "not reproduced", reason, _names(unsure)
+        if unsure:  # one established failure is enough
+            reason += f" (not established: {_names(unsure)})"
+        return "not reproduced", reason, ""
     if not decided:
         return "not tested", notes or "no record of it", ""
     if essential := [row for row in undecided if row.essential]:
