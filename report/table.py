@@ -64,8 +64,9 @@ def read_columns(label: str) -> tuple[Column, ...]:
     """Read a table's columns. Raises InputError for an unknown unit."""
     parsed = []
     for row in paper.read(FOLDER / f"{label}.csv").to_dict("records"):
-        null = row.get("null", "")
-        null = float(null) if re.fullmatch(r"[\d.]+", null) else null or None
+        null = row.get("null") or None
+        if null and re.fullmatch(r"[\d.]+", null):
+            null = float(null)
         parsed.append(Column(**row | {"of": tuple(row.get("of", "").split()), "null": null}))
     return tuple(parsed)
 
@@ -135,11 +136,14 @@ def cell(
 
     of: the rows behind the cell. fields: other keys of COLUMNS. n is 0 unless the status is ok.
     """
-    made = {"row": row, "column": column, "statistic": "value", "value": value, "by_seed": {}}
-    made |= {"n": int(fields.get("status", "ok") == "ok"), "status": "ok", "reason": ""}
+    made = {
+        "row": row, "column": column, "statistic": "value", "value": value, "by_seed": {},
+        "n": int(fields.get("status", "ok") == "ok"), "status": "ok", "reason": "",
+        "sources": () if of is None else sources(of),
+    }  # fmt: skip
     if isinstance(value, stats.Estimate):
         made |= {name: getattr(value, name) for name in (*NUMBERS, "n")}
-    return made | {"sources": () if of is None else sources(of)} | fields
+    return made | fields
 
 
 def means(
@@ -159,14 +163,13 @@ def means(
             "seeds without a value:": [seed for seed in seeds if seed not in recorded],
         }
         reasons = (f"{why} {', '.join(map(str, of))}" for why, of in lacking.items() if of)
-        common = {"reason": "; ".join(reasons), "sources": sources(group)}
-        common["status"] = "ok" if by_seed else none
-        yield cell(row, column, mean, statistic=statistic, by_seed=by_seed, **common)
+        status = {"status": "ok" if by_seed else none, "reason": "; ".join(reasons)}
+        yield cell(row, column, mean, group, statistic=statistic, by_seed=by_seed, **status)
         if mean.n == 1:
             why = "one seed has a value; a standard deviation takes two"
-            common |= {"status": "undetermined", "reason": why}
+            status = {"status": "undetermined", "reason": why}
         if statistic == "mean":
-            yield cell(row, column, mean.sd, statistic="sd", n=mean.n, **common)
+            yield cell(row, column, mean.sd, group, statistic="sd", n=mean.n, **status)
 
 
 def sources(rows: pd.DataFrame) -> tuple[str, ...]:
@@ -215,17 +218,18 @@ def table_cells(table: Table, records: Records) -> pd.DataFrame:
         path = f"report/paper/{table.label}.csv"
         raise InputError(f"{path}: the table has no column {min(unknown)!r}; correct it")
     computed += _gaps(table, records, computed)
-    joined = [name for name in COLUMNS if name in KEY or name not in printed]
-    cells = pd.DataFrame(computed, columns=joined).astype(dict.fromkeys(NUMBERS, float))
+    ours = [name for name in COLUMNS if name in KEY or name not in printed]
+    cells = pd.DataFrame(computed, columns=ours).astype(dict.fromkeys(NUMBERS, float))
     cells = _in_units(table, cells.merge(printed, "left", on=KEY))
     cells["setting"], cells["table"] = records.setting.name, table.label
     own_scales = pd.concat([records.models, records.planned]).set_index("scale")["own_scale"]
     cells["scale"] = cells["row"].str.split("/").str[0].map(own_scales.to_dict())
 
+    difference = cells["value"] - cells["paper_value"]
     keys = zip(cells["row"], cells["column"], strict=True)
-    of_seed = pd.Series([seed_of(table, *key) is not None for key in keys], cells.index, dtype=bool)
-    uncompared = of_seed | (cells["statistic"] == "sd") | records.miniature
-    cells["difference"] = (cells["value"] - cells["paper_value"]).mask(uncompared)
+    difference[[seed_of(table, *key) is not None for key in keys]] = math.nan
+    difference[(cells["statistic"] == "sd") | records.miniature] = math.nan
+    cells["difference"] = difference
     cells["agrees"] = _agrees(table, cells)
     words = ["paper", "text", "scale", "agrees"]
     cells[words] = cells[words].astype(object).where(cells[words].notna(), None)
@@ -240,26 +244,28 @@ def _in_units(table: Table, cells: pd.DataFrame) -> pd.DataFrame:
     unit_size = cells["unit"].map(UNITS).astype(float)
     cells[list(NUMBERS)] = cells[list(NUMBERS)].div(unit_size, axis=0)
     pairs = zip(cells["by_seed"], unit_size, strict=True)
-    cells["by_seed"] = [{seed: v / unit for seed, v in values.items()} for values, unit in pairs]
+    cells["by_seed"] = [{seed: v / size for seed, v in values.items()} for values, size in pairs]
     # A signed format shows a difference, which can be negative.
     shares = [k for k, c in table.columns.items() if c.unit == "%" and "+" not in c.format]
-    cut = cells.loc[cells["column"].isin(shares), ["low", "high"]].clip(0, 100)
-    cells.loc[cut.index, ["low", "high"]] = cut
+    of_share = cells["column"].isin(shares)
+    cells.loc[of_share, ["low", "high"]] = cells.loc[of_share, ["low", "high"]].clip(0, 100)
     return cells
 
 
 def _agrees(table: Table, cells: pd.DataFrame) -> pd.Series:
-    """Return whether our interval holds the paper's value; missing if it also holds the null."""
-    # The value of no effect, or the value in the column that `null` names.
-    nulls = cells["column"].map({key: column.null for key, column in table.columns.items()})
-    main = cells[cells["statistic"] != "sd"]
-    by_key = dict(zip(zip(main["row"], main["column"], strict=True), main["value"], strict=True))
-    named = pd.Series(list(zip(cells["row"], nulls, strict=True)), cells.index).map(by_key)
-    null = pd.to_numeric(nulls, errors="coerce").fillna(named.astype(float))
-    low, high = cells["low"], cells["high"]
-    inside = cells["paper_value"].between(low, high)
-    decided = null.notna() & low.notna() & cells["difference"].notna()
-    return inside.astype(object).where(decided & ~(inside & null.between(low, high)))
+    """Return whether our interval holds the paper's value; None if it also holds the null."""
+    values = cells[cells["statistic"] != "sd"].set_index(["row", "column"])["value"].to_dict()
+    agrees: list[bool | None] = []
+    for cell in cells.itertuples():
+        null = table.columns[cell.column].null if cell.column in table.columns else None
+        if isinstance(null, str):
+            null = values.get((cell.row, null))
+        inside = cell.low <= cell.paper_value <= cell.high
+        undecided = pd.isna([null, cell.low, cell.difference]).any()
+        if undecided or (inside and cell.low <= null <= cell.high):
+            inside = None
+        agrees.append(inside)
+    return pd.Series(agrees, cells.index, dtype=object)
 
 
 def _gaps(table: Table, records: Records, computed: Cells) -> Cells:
@@ -271,10 +277,9 @@ def _gaps(table: Table, records: Records, computed: Cells) -> Cells:
             key = (row, column.column)
             if key in present:
                 continue
-            first = row.partition("/")[0]
+            first, last = row.partition("/")[0], column.column.rpartition(".")[2]
             scale = first if first in SCALES else table.scale
-            named = [part for part in (row, key[1].rpartition(".")[2]) if part in VARIANTS]
-            variants = column.of or named or PAIRED
+            variants = column.of or [name for name in (row, last) if name in VARIANTS] or PAIRED
             status, reason = gap(records, table.frames[0], scale, variants, seed_of(table, *key))
             for statistic in asked.get(key, ["value"]):
                 yield cell(*key, statistic=statistic, status=status, reason=reason)
@@ -282,9 +287,10 @@ def _gaps(table: Table, records: Records, computed: Cells) -> Cells:
 
 def seed_of(table: Table, row: str, column: str) -> int | None:
     """Return the seed that a row (10M/42, 42) or column (seed_42) of a table of runs names."""
-    parts = (row.rpartition("/")[2], column.removeprefix("seed_"))
-    numbers = [int(part) for part in parts if part.isdigit() and table.frames[0] == "runs"]
-    return numbers[0] if numbers else None
+    for part in (row.rpartition("/")[2], column.removeprefix("seed_")):
+        if part.isdigit() and table.frames[0] == "runs":
+            return int(part)
+    return None
 
 
 def cells(records: Sequence[Records], tables: Sequence[Table]) -> pd.DataFrame:
