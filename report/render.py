@@ -88,8 +88,10 @@ def number(value: float | None, form: str, small: bool = True) -> str:
 
 def paper_text(printed: str | None, column: Column, unit: str, sd: str | None = None) -> str:
     """Return the paper's value with every digit, and its standard deviation if printed."""
-    if printed is None or unit == "text":
-        return DASH if printed is None else words(printed)
+    if printed is None:
+        return DASH
+    if unit == "text":
+        return words(printed)
     if "," in column.format:
         whole, point, fraction = printed.partition(".")
         printed = f"{int(whole):,}{point}{fraction}"
@@ -102,25 +104,26 @@ def words(text: str) -> str:
 
 
 def _entry(column: Column, cell: dict[str, Any], out: Printed) -> Entry:
+    """Return a setting's cell as printed; its notes get a letter of `out`."""
     anchor = cell["sources"][0].partition("#")[2] if len(cell["sources"]) else ""
     if cell["status"] != "ok":
         text = STATUS_WORDS.get(cell["status"], cell["status"])
         note = out.mark(f"{cell['status']}: {cell['reason']}") if cell["reason"] else ""
         return Entry(text, note=note, missing=True, anchor=anchor)
-    entry = Entry(anchor=anchor, sign=cell["agrees"])
     unit, form = cell["unit"], column.format
     if unit == "text":
-        entry.text = words(cell["text"])
+        entry = Entry(words(cell["text"]), anchor=anchor, sign=cell["agrees"])
         miniature = str(cell["scale"]).endswith("-mini")  # not compared with the paper
         if cell["paper"] is not None and "^" not in entry.text and not miniature:
             entry.difference = "same" if cell["text"] == cell["paper"] else "differs"
         return entry
-    entry.text = number(cell["value"], form)
+    text = number(cell["value"], form)
     if column.shows == "spread" and not math.isnan(cell["sd"]):
-        entry.text += f" ± {number(cell['sd'], form.lstrip('+'))}"
-    entry.text += SUFFIXES.get(unit, "")
+        text += f" ± {number(cell['sd'], form.lstrip('+'))}"
+    text += SUFFIXES.get(unit, "")
     if unit.endswith(" tokens") and cell["value"] < 0.1:  # miniatures have few tokens
-        entry.text = rounded(cell["value"] * UNITS[unit])
+        text = rounded(cell["value"] * UNITS[unit])
+    entry = Entry(text, anchor=anchor, sign=cell["agrees"])
     ends = ""
     if not math.isnan(cell["low"]):
         ends = f"({number(cell['low'], form)} to {number(cell['high'], form)})"
@@ -155,16 +158,17 @@ def prepare(table: Table, cells: pd.DataFrame, settings: Sequence[Setting]) -> P
         index.setdefault((cell["row"], cell["column"]), {})[key] = cell
     scales = shown.groupby("row")["scale"].unique().to_dict()
     for heading, columns in table.panels.items():
-        lines = []
+        rows = []
         for row in _rows(table, heading, columns, index):
-            places = [(column, (row, column.column)) for column in columns]
-            row_lines = [_line(column, index[key], out) for column, key in places if key in index]
-            scale, label = row.partition("/")[0], ", ".join(map(title, row.split("/")))
-            label = table.names.get(row, label)
-            if len(scales[row]) == 1 and scales[row][0] and label.startswith(scale):
-                label = scales[row][0] + label.removeprefix(scale)  # all have one, such as 10M-mini
-            lines.append((label, row_lines))
-        out.panels += [(heading, lines)] if lines else []
+            filled = [column for column in columns if (row, column.column) in index]
+            lines = [_line(column, index[row, column.column], out) for column in filled]
+            label = table.names.get(row) or ", ".join(map(title, row.split("/")))
+            scale, own_scales = row.partition("/")[0], scales[row]
+            if len(own_scales) == 1 and own_scales[0] and label.startswith(scale):
+                label = own_scales[0] + label.removeprefix(scale)  # such as 10M-mini
+            rows.append((label, lines))
+        if rows:
+            out.panels.append((heading, rows))
     return out
 
 
@@ -184,11 +188,11 @@ def _note_settings(out: Printed, cells: pd.DataFrame, settings: Sequence[Setting
 
 def _rows(table: Table, title: str, columns: Sequence[Column], index: Collection) -> list[str]:
     """Return a panel's rows in print order. index: (row, column) of every cell."""
-    keys, there = [column.column for column in columns], {row for row, _ in index}
-    filled = [row for row, column in index if column in keys and row != "setting"]
+    keys, always = {column.column for column in columns}, table.rows_of(title)
+    there = {row for row, column in index if column in keys or row in always} - {"setting"}
     # Rows that the paper does not have come last.
-    filled = [*(row for row in table.printed["row"].unique() if row in filled), *filled]
-    rows = [row for row in dict.fromkeys([*table.rows_of(title), *filled]) if row in there]
+    order = dict.fromkeys([*always, *table.printed["row"], *(row for row, _ in index)])
+    rows = [row for row in order if row in there]
     # Group rows by scale, in the order of each scale's first row.
     groups = list(dict.fromkeys(row.partition("/")[0] for row in rows))
     return sorted(rows, key=lambda row: groups.index(row.partition("/")[0]))
@@ -217,8 +221,8 @@ def axis(rows: Iterable[Iterable[float | None]], band: float = math.nan) -> list
     """
     rows = [[None if pd.isna(value) else value for value in row] for row in rows]
     ends = [] if math.isnan(band) else [-band, band]
-    values = [*(value for row in rows for value in row if value is not None), *ends] or [0.0]
-    start, end = min(values), max(values)
+    values = [value for row in rows for value in row if value is not None] + ends
+    start, end = min(values, default=0.0), max(values, default=0.0)
     # Include zero if it is closer than 1.5 times the range of the values.
     start = 0.0 if 0 < start < 1.5 * (end - start) else start
     end = 0.0 if 0 > end > -1.5 * (end - start) else end

@@ -7,7 +7,6 @@ import math
 import shlex
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,7 @@ from report.render import axis
 
 _NAMES = ("claims", "tables", "figures", "study", "assumptions", "records")
 PAGES = {"index.html": "Overview"} | {f"{name}.html": name.capitalize() for name in _NAMES}
-_values = attrgetter("paper", "ours", "low", "high")  # of evidence
-UNITS = {"1": "", "text": "", "x": "×"}  # units of evidence that print differently
+UNIT_NAMES = {"1": "", "text": "", "x": "×"}  # units of evidence that print differently
 SYSTEMS = ("steps", "complexity", "decode", "recall", "checks", "gradients", "data")
 
 
@@ -37,7 +35,8 @@ def build(campaign: plan.Campaign, out: Path, published: bool) -> None:
     # Printed commands make the user's runs again, or shipped ones if no others were chosen.
     choices = {k: v for k, v in campaign.settings.items() if k != "settings" and v is not True}
     unshipped = {run.hash for run in campaign.runs if not published} - {*campaign.shipped()}
-    choices |= {} if unshipped else {"published": "false"}
+    if not unshipped:
+        choices["published"] = "false"
     settings = campaign.columns
     stored = [data.load(setting, published, campaign) for setting in settings]
     cells = table.cells(stored, tables.EVERY)
@@ -48,12 +47,14 @@ def build(campaign: plan.Campaign, out: Path, published: bool) -> None:
     frames["claims"], frames["evidence"] = claims.frames(settings, judged)
     for name, frame in frames.items():
         frame.to_parquet(out / f"{name}.parquet", index=False)
-    verdicts, miniature = list(zip(*judged, strict=True)), stored[0].miniature
+    miniature = stored[0].miniature
+    verdicts = list(zip(*judged, strict=True))  # by claim, then by setting
     tested = [each for each in verdicts if {one.verdict for one in each} != {"not tested"}]
     # A report of miniatures, or without any verdict, leaves out untested claims.
-    verdicts = tested if miniature or not tested else verdicts
+    if miniature or not tested:
+        verdicts = tested
     printed = render.write(tables.EVERY, cells, settings, out, verdicts)
-    by_claim = list(map(_claim, verdicts))
+    by_claim = [_claim(each) for each in verdicts]
     runs = [each.runs for each in stored]
     differences = overview.difference_rows(settings, runs, cells, miniature)
     pages = {
@@ -71,7 +72,7 @@ def build(campaign: plan.Campaign, out: Path, published: bool) -> None:
             "tuned": next((each.summary for each in sections if each.summary), ()),
             "cost": overview.cost(cells),
             "device": " or ".join(cells["text"][cells["column"] == "device"].unique()[:1]),
-            "tally": list(map(overview.tally, judged)),
+            "tally": [overview.tally(each) for each in judged],
             "claims": by_claim,
             "miniature": miniature,
             "losses": overview.losses(runs),
@@ -137,11 +138,13 @@ def _claim(judged: Sequence[claims.Judged]) -> dict[str, Any]:
     """
     rows = [row for one in judged for row in one.evidence]
     evidence = [row for row in rows if row.ours is not None]
-    units = {row.quantity: UNITS.get(row.unit, row.unit) for row in rows}
+    units = {row.quantity: UNIT_NAMES.get(row.unit, row.unit) for row in rows}
     quantities = {name: f"{name} ({unit})" if unit else name for name, unit in units.items()}
     plotted = len({row.unit for row in evidence}) == 1 and not any(r.paper_n for r in evidence)
-    places = axis(map(_values, evidence)) if plotted else [None] * len(evidence)
-    by_row = dict(zip(evidence, places, strict=True))
+    by_row = {}
+    if plotted:
+        places = axis((row.paper, row.ours, row.low, row.high) for row in evidence)
+        by_row = dict(zip(evidence, places, strict=True))
     return {
         "claim": judged[0].claim,
         "verdicts": [(one, [(row, by_row.get(row)) for row in one.evidence]) for one in judged],
@@ -154,7 +157,8 @@ def _claim(judged: Sequence[claims.Judged]) -> dict[str, Any]:
 
 def _form(rows: Sequence[Evidence]) -> str:
     """Return a format for all values of a quantity: four digits of the largest; losses to 1e-4."""
-    values = [value for row in rows for value in _values(row) if value is not None]
+    numbers = (number for row in rows for number in (row.paper, row.ours, row.low, row.high))
+    values = [number for number in numbers if number is not None]
     largest = max(map(abs, values), default=0.0)
     if all(float(value).is_integer() for value in values):
         return ",.0f"
@@ -177,7 +181,7 @@ def _pictures(settings: Sequence[Setting], drawn: Sequence[list[str]]) -> Iterat
 
 def assumptions(campaign: plan.Campaign) -> Iterator[dict[str, Any]]:
     """Yield every option of a run: its meaning, and Full Relation's values by setting and scale."""
-    options = []
+    options = []  # by setting: the options of each scale
     for setting in campaign.columns:
         variation = campaign.variations[setting.variation]
         scales = setting.scales or variation.get("scales") or campaign.scales
@@ -188,7 +192,7 @@ def assumptions(campaign: plan.Campaign) -> Iterator[dict[str, Any]]:
         options.append(by_scale)
     for name, field in Options.model_fields.items():
         values = [{s: _option(o.get(name)) for s, o in by_scale.items()} for by_scale in options]
-        # 100M28pc is compared with 100M.
+        # Whether a scale has two values; 100M28pc is compared with 100M.
         shown = {(data.paper_scale(scale), text) for of in values for scale, text in of.items()}
         differs = len(shown) > len({scale for scale, _ in shown})
         yield {"name": name, "about": field.description, "differs": differs, "values": values}
