@@ -19,15 +19,11 @@ KEY_IN_SETTING = ["scale", "variant", "seed"]
 PLANNED = ["kind", *KEY_IN_SETTING, "further", "own_scale", "status", "reason"]
 FRAMES = tuple(records.FILES)
 # Names of the operators that the benchmark `complexity` times.
-OPERATORS = {
-    "mha": "MHA", "full-reference": "Full, materialised", "full-flash": "FlashRelation",
-    "linear": "Linear Relation",
-}  # fmt: skip
+OPERATORS = {"mha": "MHA", "full-reference": "Full, materialised", "full-flash": "FlashRelation"}
+OPERATORS |= {"linear": "Linear Relation"}
 # A kind's noun in the reasons of gaps; other kinds are benchmarks.
-KIND_NAMES = {
-    "runs": "run", "flow": "diagnosed checkpoint", "models": "model", "lengths": "long text",
-    "recall": "recall task", "checks": "check", "gradients": "check",
-}  # fmt: skip
+KIND_NAMES = {"runs": "run", "flow": "diagnosed checkpoint", "models": "model", "checks": "check"}
+KIND_NAMES |= {"gradients": "check", "lengths": "long text", "recall": "recall task"}
 OUTSIDE = "is not part of this setting"
 UNMEASURED = "its checkpoint is not shipped; published=false trains it here"
 
@@ -130,14 +126,12 @@ def load(
 
 
 def _scales(setting: Setting, campaign: plan.Campaign) -> list[str]:
-    """Return a setting's scales: its own, those of the paper, or all; "" for records without one.
-
-    Records without a scale, such as identities, belong to settings with the paper's scales.
-    """
-    if setting.scales and not {*SCALES} & {*setting.scales}:
-        return [*setting.scales]
+    """Return a setting's scales: its own, the paper's, or all; "" for records without a scale."""
     of_paper = [scale for scale in campaign.scales if scale in SCALES]
-    return [*(setting.scales or of_paper or campaign.scales), ""]
+    scales = setting.scales or of_paper or campaign.scales
+    # Records without a scale, such as identities, belong to settings with the paper's scales.
+    alone = setting.scales and not {*SCALES} & {*setting.scales}
+    return [*scales] if alone else [*scales, ""]
 
 
 def _frame(
