@@ -47,10 +47,11 @@ def complexity_table(
         why = "a property of the algorithm; nothing is measured for it"
         yield cell(row, "sequential", status="no counterpart", reason=why)
         for column, quantity in (("complexity", "time_exponent"), ("state", "state_exponent")):
-            exponents = [powers[key] for name in candidates if (key := (name, quantity)) in powers]
+            measured = [powers[name, quantity] for name in candidates if (name, quantity) in powers]
             # From the first operator that has a power; else the first operator's reason.
-            exponents.sort(key=lambda each: each["status"] != "ok")
-            yield from (_in_words(row, column, each) for each in exponents[:1])
+            measured.sort(key=lambda power: power["status"] != "ok")
+            if measured:
+                yield _in_words(row, column, measured[0])
     for model, tokens in decode.query("measure == 'token'").groupby("model", sort=False):
         yield from _batch_cells(f"decode-{model}", tokens)
     yield from condition_cells(complexity, precision)
@@ -71,7 +72,9 @@ def _exponents(operator: str, rows: pd.DataFrame) -> Cells:
     """
     passed = rows[rows["seconds"].notna()]
     grew = passed["seconds"] / passed["seconds"].iloc[:1].sum()
-    fitted, missing = passed[grew >= GROWN], {}
+    fitted = passed[grew >= GROWN]
+    time = stats.power_fit(fitted["context"].tolist(), fitted["seconds"].tolist())
+    missing = {"status": "undetermined"}
     if passed.empty:
         missing = failure(rows.iloc[0])
     elif (count := fitted["context"].nunique()) < FEWEST_POINTS:
@@ -80,14 +83,11 @@ def _exponents(operator: str, rows: pd.DataFrame) -> Cells:
             f"long as the smallest; {count} do, and the largest takes {grew.iloc[-1]:.1f} times as "
             "long"
         )
-    else:
-        time = stats.power_fit(fitted["context"].tolist(), fitted["seconds"].tolist())
-        if time.high - time.low > WIDEST_INTERVAL:
-            ends = f"{time.low:.2f} to {time.high:.2f}"
-            why = f"the fitted power's 95% interval, {ends}, is wider than {WIDEST_INTERVAL:g}"
-            missing["reason"] = why
-    if missing:
-        missing = {"status": "undetermined"} | missing
+    elif time.high - time.low > WIDEST_INTERVAL:
+        ends = f"{time.low:.2f} to {time.high:.2f}"
+        why = f"the fitted power's 95% interval, {ends}, is wider than {WIDEST_INTERVAL:g}"
+        missing["reason"] = why
+    if "reason" in missing:
         for column in ("time_exponent", "contexts"):
             yield cell(operator, column, of=rows, **missing)
     else:

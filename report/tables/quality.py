@@ -11,8 +11,8 @@ from report.data import KEY_IN_SETTING
 from report.table import Cells, cell, means, sources, table, versus
 from report.tables.configs import SHAPE, Model, model_cells, tokens, vocabulary
 
-EFFICIENCY = ["scale", "seed", "target", "crossing", "reduction"]
-EFFICIENCY += ["own_reduction", "end_gap", "source"]
+# Numbers of a pair: columns of `efficiency` and of Table 12.
+EFFICIENCY = ("target", "crossing", "reduction", "own_reduction", "end_gap")
 
 
 def nll(runs: pd.DataFrame, **fields: str | pd.Series) -> pd.DataFrame:
@@ -52,11 +52,12 @@ def efficiency(runs: pd.DataFrame, losses: pd.DataFrame, window: float) -> pd.Da
             continue
         target, budget = mha.iloc[-1], budgets[scale, "mha", seed]
         baseline, reached = (stats.crossing(curve, target) or math.nan for curve in (mha, full))
-        row = {"scale": scale, "seed": seed, "target": target}
-        row |= {"crossing": reached, "reduction": 1 - reached / budget}
-        row |= {"own_reduction": 1 - baseline / budget, "end_gap": full.iloc[-1] - target}
-        rows.append(row | {"source": "\n".join(sources(pair))})
-    return pd.DataFrame(rows, columns=EFFICIENCY)
+        rows.append({
+            "scale": scale, "seed": seed, "source": "\n".join(sources(pair)), "target": target,
+            "crossing": reached, "reduction": 1 - reached / budget,
+            "own_reduction": 1 - baseline / budget, "end_gap": full.iloc[-1] - target,
+        })  # fmt: skip
+    return pd.DataFrame(rows, columns=["scale", "seed", "source", *EFFICIENCY])
 
 
 def data(model: Model) -> str:
@@ -190,7 +191,7 @@ def token_efficiency(runs: pd.DataFrame, losses: pd.DataFrame, window: float) ->
     rows = efficiency(matrix, losses, window)
     for (scale, seed), pair in rows.groupby(["scale", "seed"], sort=False):
         row = f"{scale}/{seed}"
-        for column in ("target", "crossing", "reduction", "own_reduction", "end_gap"):
+        for column in EFFICIENCY:
             value = pair[column].item()
             yield cell(row, column, value, of=pair, **(never if math.isnan(value) else {}))
         yield cell(row, "window", window, of=pair)

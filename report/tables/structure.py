@@ -23,16 +23,13 @@ def by_layer(flow: pd.DataFrame) -> pd.DataFrame:
     return stats.pooled(pairs, ["scale", "variant", "seed", "source", "metric", "layer"])
 
 
-def over_layers(
-    layers: pd.DataFrame, metrics: Mapping[str, str], first: int = 0, last: int | None = None
-) -> pd.DataFrame:
-    """Pool metrics over the layers from `first` on, or over layer `last` alone, for `means`.
+def over_layers(layers: pd.DataFrame, metrics: Mapping[str, str]) -> pd.DataFrame:
+    """Pool metrics over some layers, rows of `by_layer`, for `means`.
 
     metrics: metric by column. A column becomes COLUMN.mha and COLUMN.full; the rows are scales.
     """
-    rows = layers[(layers["layer"] >= first) & ((last is None) | (layers["layer"] == last))]
     keys = ["scale", "variant", "seed", "source", "metric"]
-    pooled = stats.pooled(rows[rows["metric"].isin(metrics.values())], keys)
+    pooled = stats.pooled(layers[layers["metric"].isin(metrics.values())], keys)
     parts = [
         pooled[pooled["metric"] == metric].assign(column=f"{column}." + pooled["variant"])
         for column, metric in metrics.items()
@@ -63,12 +60,15 @@ def internal_organization(flow: pd.DataFrame) -> Cells:
     beyond a distance of d tokens, the same fraction of T in shorter sequences. Means over seeds."""
     yield from scale_means(flow, ROUTING)
     layers, seeds = by_layer(flow), sorted(flow["seed"].unique())
-    first = over_layers(layers, {"l0_self": "self_flow", "l0_effrank": "effective_rank"}, 0, 0)
+    metrics = {"l0_self": "self_flow", "l0_effrank": "effective_rank"}
+    first = over_layers(layers.query("layer == 0"), metrics)
     yield from means(first, seeds=seeds)
     yield from ratios(first, "l0_effrank.full", "l0_effrank.mha", "l0_effrank.ratio", seeds)
-    yield from means(over_layers(layers, {"l1_self": "self_flow"}, 1, 1), seeds=seeds)
-    deep = over_layers(layers, {"l2_self": "self_flow", "l2_exchange": "exchange_flow"}, 2)
-    yield from means(deep[deep["variant"] == "full"], seeds=seeds)
+    second = over_layers(layers.query("layer == 1"), {"l1_self": "self_flow"})
+    yield from means(second, seeds=seeds)
+    metrics = {"l2_self": "self_flow", "l2_exchange": "exchange_flow"}
+    later = over_layers(layers.query("layer >= 2 and variant == 'full'"), metrics)
+    yield from means(later, seeds=seeds)
 
 
 @table("7", "app-structural-layerwise", "Flow organization by layer")

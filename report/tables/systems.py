@@ -11,7 +11,8 @@ from report.table import Cells, cell, read_columns, table
 from report.tables.configs import micro_ga
 
 # Contexts; a plus marks those that the paper does not have.
-LONG = {f"{'+' * (k > 16)}{2**k}": f"T = {2**k:,}" for k in range(10, 25)}
+LONG = {str(2**k): f"T = {2**k:,}" for k in range(10, 17)}
+LONG |= {f"+{2**k}": f"T = {2**k:,}" for k in range(17, 25)}
 ATTENTION_NAMES = {"cudnn": "cuDNN’s attention"}
 
 
@@ -37,22 +38,24 @@ def measured(row: str, column: str, side: pd.DataFrame, field: str) -> Cells:
 
     Fields that were set, such as the context, have a value even if the side ran out of memory.
     """
-    for step in side.head(1).to_dict("records"):
-        if field == "batches":
-            batches = map(micro_ga, side.to_dict("records"))
-            result = {"text": ", ".join(dict.fromkeys(batches))}
-        elif field in ("context", "micro", "accumulation"):
-            result = {"value": float(step[field])}
-        elif step["status"] != "PASS":
-            result = failure(step)
-        elif pd.isna(step[field]):
-            reason = f"not counted on this device: {step['device']}"
-            result = {"status": "no counterpart", "reason": reason}
-        else:
-            backend = f"{VARIANTS[step['variant']].title} on backend {step['backend']}"
-            result = {"value": step[field], "n": len(step["samples"])}
-            result["reason"] = f"{backend}, {step['device']}"
-        yield cell(row, column, of=side, **result)
+    if side.empty:
+        return
+    step = side.to_dict("records")[0]
+    if field == "batches":
+        batches = map(micro_ga, side.to_dict("records"))
+        result = {"text": ", ".join(dict.fromkeys(batches))}
+    elif field in ("context", "micro", "accumulation"):
+        result = {"value": float(step[field])}
+    elif step["status"] != "PASS":
+        result = failure(step)
+    elif pd.isna(step[field]):
+        result = {"status": "no counterpart"}
+        result["reason"] = f"not counted on this device: {step['device']}"
+    else:
+        backend = f"{VARIANTS[step['variant']].title} on backend {step['backend']}"
+        result = {"value": step[field], "n": len(step["samples"])}
+        result["reason"] = f"{backend}, {step['device']}"
+    yield cell(row, column, of=side, **result)
 
 
 def ratio(row: str, column: str, steps: pd.DataFrame, over: str, under: str) -> Cells:
@@ -123,7 +126,8 @@ def efficient(steps: pd.DataFrame, precision: Sequence[str]) -> Cells:
         yield from ratio(scale, "matched.ratio", matched, "full", "mha")
         yield from ratio(scale, "peers.compiled_ratio", fixed, "full", "reference-compiled")
         other = matched.query("variant == 'mha' and side != 'mha'")[:1]
-        for side, backend in other[["side", "backend"]].itertuples(index=False):
+        if len(other):
+            side, backend = other[["side", "backend"]].iloc[0]
             yield from ratio(scale, "peers.other_ratio", matched, "full", side)
             yield from measured(scale, "peers.other", other, "tokens_per_second")
             name = ATTENTION_NAMES.get(backend, f"MHA, {backend}")
