@@ -85,8 +85,9 @@ def title(variant: str) -> str:
 
 def minus(over: str, under: str) -> str:
     """Return the name of a comparison, followed by the additions that both arms share."""
-    (over_kind, _, added), (under_kind, _, also) = (arm.partition("-") for arm in (over, under))
-    if added and added == also:
+    over_kind, _, over_additions = over.partition("-")
+    under_kind, _, under_additions = under.partition("-")
+    if over_additions and over_additions == under_additions:
         additions = title(under).removeprefix(f"{title(under_kind)} + ")
         return f"{title(over_kind)} − {title(under_kind)}, both with {additions}"
     return f"{title(over)} − {title(under)}"
@@ -138,8 +139,8 @@ def worth(fresh: pd.DataFrame, folder: Path) -> None:
 
 def arm_table(runs: pd.DataFrame, probes: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
     """Return one row per arm, sorted by NLL, with its difference from MHA."""
-    curves, rows, means = validation(probes, runs), [], runs.groupby("variant")["final_nll"].mean()
-    for variant in means.sort_values().index:
+    curves, rows = validation(probes, runs), []
+    for variant in runs.groupby("variant")["final_nll"].mean().sort_values().index:
         arm_runs = runs[runs["variant"] == variant]
         columns = {LESS: "—", "": None, ALIKE: ""}
         if variant != "mha":
@@ -174,8 +175,8 @@ def throughput(steps: pd.DataFrame, variant: str, backend: str) -> tuple[float, 
         sides = job_rows.set_index(["variant", "backend"])
         if {(variant, backend), ("mha", "cudnn")} <= set(sides.index):
             arm, mha = sides.loc[(variant, backend)], sides.loc[("mha", "cudnn")]
-            samples = (list(side["samples"]) for side in (arm, mha))
-            ratio = stats.median_ratio(*samples, not (arm["alone"] or mha["alone"]))
+            took_turns = not (arm["alone"] or mha["alone"])
+            ratio = stats.median_ratio(list(arm["samples"]), list(mha["samples"]), took_turns)
             return ratio.value, arm["tokens_per_second"]
     raise InputError(f"no benchmark of steps has {variant} on {backend} and MHA on cudnn at 10M")
 
@@ -218,43 +219,46 @@ def comparisons(compared: pd.DataFrame, family: str) -> Section:
 
 def elsewhere(runs: pd.DataFrame) -> list[Section]:
     """Return two tables of runs under the conditions of ELSEWHERE: the arms, the differences."""
-    pairs, arm_rows, pair_rows = [*fair.PRIMARY, (fair.PRIMARY[1][1], "mha")], [], []
+    (_, best_attention) = fair.PRIMARY[1]
+    pairs, arm_rows, pair_rows = [*fair.PRIMARY, (best_attention, "mha")], [], []
     for scale, variation, setting in ELSEWHERE:
         setting_runs = fair.runs_of(runs, scale, variation)
         by_arm = setting_runs.groupby("variant")
-        for arm in (arm for arm in ARMS if arm in by_arm.groups):
-            arm_rows.append({"variant": "", "setting": setting} | arm_row(by_arm.get_group(arm)))
+        for arm in ARMS:
+            if arm in by_arm.groups:
+                row = arm_row(by_arm.get_group(arm))
+                arm_rows.append({"variant": row["variant"], "setting": setting} | row)
         for over, under in pairs:
-            if (comparison := fair.compare_arms(setting_runs, over, under)) is None:
+            comparison = fair.compare_arms(setting_runs, over, under)
+            if comparison is None:
                 continue
             row = {"comparison": minus(over, under), "setting": setting}
+            row |= comparison_columns(comparison)
             same_seeds = runs[runs["seed"].isin(comparison.common)]
             tuned = fair.compare_arms(fair.runs_of(same_seeds, "10M"), over, under)
             text = f"{tuned.welch:+.4f}" if tuned and scale == "10M" else ""
-            row |= comparison_columns(comparison)
             pair_rows.append(row | {"150M tokens, same seeds": text})
-    tables = {"elsewhere": arm_rows, "elsewhere-apart": pair_rows}
-    return [Section(name, pd.DataFrame(rows)) for name, rows in tables.items()]
+    arms, differences = pd.DataFrame(arm_rows), pd.DataFrame(pair_rows)
+    return [Section("elsewhere", arms), Section("elsewhere-apart", differences)]
 
 
 def head_start(runs: pd.DataFrame, probes: pd.DataFrame, folder: Path) -> Section:
     """Compare the primary differences during training with those at the end, on both horizons."""
-    colours, rows = dict(zip(fair.PRIMARY, (style.RELATION, MUTED), strict=True)), []
+    rows = []
     figure, panels = grid(2, 1, 4.9, style.NARROW, sharey=True)
     for (horizon, variation), axes in zip(HORIZONS, panels[:, 0], strict=True):
         curves = validation(probes, fair.runs_of(runs, "10M", variation))
-        for over, under in colours:
-            arms, name = (curves[over], curves[under]), minus(over, under)
+        for (over, under), colour in zip(fair.PRIMARY, (style.RELATION, MUTED), strict=True):
             estimates = pd.Series({
-                tokens: stats.welch(*(arm.loc[tokens].dropna() for arm in arms))
-                for tokens in curves.index[curves.index > 0]
+                tokens: stats.welch(nll[over].dropna(), nll[under].dropna())
+                for tokens, nll in curves.iterrows() if tokens > 0
             })  # fmt: skip
             mean, low, high = zip(*((e.value, e.low, e.high) for e in estimates), strict=True)
-            look = {"color": colours[over, under]}
+            name, look = minus(over, under), {"color": colour}
             axes.plot(estimates.index, mean, label=name, **look)
             axes.fill_between(estimates.index, low, high, alpha=0.2, linewidth=0, **look)
-            seeds = " and ".join(dict.fromkeys(str(arm.shape[1]) for arm in arms))
-            row = {"comparison": name, "tokens": horizon, "seeds": seeds}
+            seeds = dict.fromkeys(str(curves[arm].shape[1]) for arm in (over, under))
+            row = {"comparison": name, "tokens": horizon, "seeds": " and ".join(seeds)}
             rows.append(row | shares_of_the_end(estimates))
         axes.axhline(0, color=INK, linewidth=0.8)
         axes.set_title(f"{horizon} training tokens")
@@ -271,34 +275,36 @@ def shares_of_the_end(estimates: pd.Series) -> dict[str, str]:
     for part in (0.05, 0.2, 0.5):
         early = estimates.iloc[np.abs(tokens - part * tokens[-1]).argmin()]
         columns[f"after {part:.0%}"] = f"{early:+.4f}"
-        times = early.value / final.value
-        share = f"{times:.0%}" if abs(times) < 2 else f"{times:.1f} times"
-        excludes_zero = final.low > 0 or final.high < 0
-        if part >= 0.2:  # as planned
-            columns[f"share at {part:.0%}"] = share.replace("-", "−") if excludes_zero else "—"
+        if part < 0.2:  # as planned, 5% has no share
+            continue
+        times, share = early.value / final.value, "—"
+        if final.low > 0 or final.high < 0:
+            share = f"{times:.0%}" if abs(times) < 2 else f"{times:.1f} times"
+        columns[f"share at {part:.0%}"] = share.replace("-", "−")
     return columns | {"at the end": f"{final:+.4f}"}
 
 
 def rates(runs: pd.DataFrame, folder: Path) -> Iterator[Section]:
     """Yield the search for each arm's learning rate, one section per scale: rates, rates-30M."""
     for scale, scale_runs in runs[runs["variation"].str.startswith("rate")].groupby("scale"):
-        name = "rates" if scale == "10M" else f"rates-{scale}"
+        if scale == "10M":
+            name, sign, times, unit = "rates", "", 1e3, " (10⁻³)"
+            scale_runs = scale_runs.assign(rate=scale_runs["learning_rate"])
+        else:  # each arm has its own first rate; all arms try the same multiples of it
+            name, sign, times, unit = f"rates-{scale}", "×", 1, ", times the variant’s first"
+            factor = scale_runs["variation"].str.partition("-")[2]
+            scale_runs = scale_runs.assign(rate=factor.astype(float))
         fresh = fair.runs_of(runs, scale).groupby("variant")["final_nll"].mean()
-        # At 30M each arm has its own first rate; all arms try the same multiples of it.
-        factor, sign = scale_runs["variation"].str.partition("-")[2], "" if scale == "10M" else "×"
-        rate = factor.astype(float) if sign else scale_runs["learning_rate"]
-        scale_runs = scale_runs.assign(rate=rate)
         # The line breaks at a rate that was not tried.
-        means = scale_runs.pivot_table("final_nll", "variant", "rate")
-        rows = []
-        for variant in (variant for variant in ARMS if variant in means.index):
+        means = scale_runs.pivot_table("final_nll", "variant", "rate").reindex(ARMS)
+        means, rows = means.dropna(how="all"), []
+        for variant in means.index:
             arm_runs = scale_runs[scale_runs["variant"] == variant]
             best, fitted = fair.best_rate(arm_runs)
             row = {"variant": title(variant), "runs": str(len(arm_runs))}
             row |= {f"{sign}{x:.3g}": number(mean, ".4f") for x, mean in means.loc[variant].items()}
             row |= {"rate": f"{best:.3g}", "fitted": f"{fitted:.4f}"}
             rows.append(row | {"new seeds": number(fresh.get(variant), ".4f")})
-        times, unit = (1, ", times the variant’s first") if sign else (1e3, " (10⁻³)")
         panels = _rate_panels(scale_runs, means, times, f"learning rate{unit}")
         save(panels, folder / f"{name}.svg")
         yield Section(name, pd.DataFrame(rows), figure=True)
@@ -306,7 +312,7 @@ def rates(runs: pd.DataFrame, folder: Path) -> Iterator[Section]:
 
 def _rate_panels(runs: pd.DataFrame, means: pd.DataFrame, times: float, label: str) -> Figure:
     """Draw means by `rate`, one panel per addition. times, label: factor and label of the axis."""
-    rates, arms = means.columns, [variant for variant in ARMS if variant in means.index]
+    rates, arms = means.columns, means.index
     additions = list(dict.fromkeys(variant.partition("-")[2] for variant in arms))
     rows, sharing = math.ceil(len(additions) / 2), {"sharex": True, "sharey": True}
     figure, axes = grid(rows, min(2, len(additions)), 1.6 * rows + 0.8, style.NARROW, **sharing)
