@@ -28,8 +28,8 @@ def differences(runs: pd.DataFrame) -> Iterator[dict[str, Any]]:
     (Estimates in nat/token and bits/character), MHA's mean NLL as mha, the loss that the tokens'
     frequencies alone give as frequencies, and the paper's difference, or None, as paper.
     """
-    runs = runs.dropna(subset="final_nll")
-    runs, names = runs.assign(bits=stats.bits_per_character(runs)), ["final_nll", "bits"]
+    names, runs = ["final_nll", "bits"], runs.dropna(subset="final_nll")
+    runs = runs.assign(bits=stats.bits_per_character(runs))
     for (scale, own_scale), group in runs.groupby(["scale", "own_scale"], sort=False):
         arms = group.set_index(["further", "seed"])
         mha, full = (arms.loc[arms["variant"] == v, names] for v in PAIRED)
@@ -81,7 +81,7 @@ def losses(runs_of_settings: Sequence[pd.DataFrame]) -> list[dict[str, Any]]:
     rows = []
     for (scale, variant), by_seed in wide.groupby(level=key[:2], sort=False):
         pairs = by_seed.sub(by_seed[0], axis=0)  # minus the first setting's
-        cells = [[stats.mean(each[k].dropna()) for each in (by_seed, pairs)] for k in by_seed]
+        cells = [(stats.mean(by_seed[k].dropna()), stats.mean(pairs[k].dropna())) for k in by_seed]
         rows.append({"scale": scale, "variant": data.title(variant), "cells": cells})
     order = {data.title(name): place for place, name in enumerate(VARIANTS)}
     rows.sort(key=lambda row: order.get(row["variant"], len(order)))
@@ -102,8 +102,8 @@ def cost(cells: pd.DataFrame) -> dict[str, dict[str, str]]:
     estimates = map(stats.Estimate, behind["value"], behind["low"], behind["high"])
     behind = behind.assign(estimate=[f"{each:.2f}" for each in estimates])
     scales, by = cells["scale"].unique(), {"index": "scale", "columns": "column"}
-    pivots = (behind.pivot(**by, values=name) for name in ("value", "estimate"))
-    values, speeds = (pivot.reindex(scales, columns=COST) for pivot in pivots)
+    values = behind.pivot(values="value", **by).reindex(scales, columns=COST)
+    speeds = behind.pivot(values="estimate", **by).reindex(scales, columns=COST)
     memory = values["allocated.full"] / values["allocated.mha"]
     more = values["params.full"] - values["params.mha"]
     quantities = {

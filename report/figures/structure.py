@@ -132,10 +132,11 @@ def _beyond(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """Return, by variant, the mass beyond each distance >= 1, with one column per seed."""
     masses = {}
     for variant in PAIRED:
-        seeds = rows[rows["variant"] == variant].groupby("seed")
-        # From the mass at each distance (T,) to the mass beyond it. Distance 0 is not history.
-        tails = {s: np.append(_mean(group)[::-1].cumsum()[::-1][1:], 0.0) for s, group in seeds}
-        masses[variant] = pd.DataFrame(tails)[1:]
+        beyond = {}  # by seed
+        for seed, group in rows[rows["variant"] == variant].groupby("seed"):
+            from_distance = _mean(group)[::-1].cumsum()[::-1]  # (T,): mass from each distance on
+            beyond[seed] = np.append(from_distance[1:], 0.0)
+        masses[variant] = pd.DataFrame(beyond)[1:]  # distance 0 is not history
     return masses
 
 

@@ -77,7 +77,7 @@ def save(figure: Figure, path: Path) -> None:
 
     One legend above the panels has all their labels, MHA first.
     """
-    named = {}
+    named = {}  # the first handle of each label
     for panel in figure.axes:
         handles, names = panel.get_legend_handles_labels()
         named = dict(zip(names, handles, strict=True)) | named
@@ -179,14 +179,6 @@ def annotate(axes: Axes, place: tuple[float, float], text: str, **options) -> No
     axes.annotate(text, place, **{**look, **options})
 
 
-def sideways(axes: Axes, names: list[str]) -> None:
-    """Turn a panel into horizontal rows with names at the left, the first on top."""
-    axes.grid(axis="x")
-    axes.grid(visible=False, axis="y")
-    axes.set_yticks(range(0, -len(names), -1), names)
-    axes.tick_params(axis="y", length=0)
-
-
 @dataclass(frozen=True)
 class Bar:
     """A row of a forest plot. printed: the paper's value. points: the values behind a mean. kind:
@@ -206,12 +198,16 @@ def forest(bars: Sequence[Bar], label: str, width: float = NARROW, margin: float
     margin: differences within ±margin count as equivalent.
     """
     figure, axes = plot(0.4 * len(bars) + 0.9, width)
-    sideways(axes, [""] * len(bars))
+    axes.grid(axis="x")
+    axes.grid(visible=False, axis="y")
+    axes.set_yticks(range(0, -len(bars), -1), [""] * len(bars))
+    axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
     placing = {"xycoords": ("axes fraction", "data"), "xytext": (0, 9)}
     for place, bar in enumerate(bars):
         estimate, points = bar.estimate, list(bar.points)
-        look, zero = {"color": bar.colour}, (-place - 0.5, -place + 0.15)  # clear of the text
+        look = {"color": bar.colour}
+        zero = (-place - 0.5, -place + 0.15)  # clear of the text
         axes.plot((0, 0), zero, color=MUTED, linewidth=0.8, zorder=1)
         axes.plot(points, [-place] * len(points), "o", markersize=3, alpha=0.35, **look)
         axes.plot((estimate.low, estimate.high), (-place, -place), **look)
