@@ -183,21 +183,15 @@ def _models(campaign: plan.Campaign, variation: str) -> pd.DataFrame:
 
 
 def _planned(
-    setting: Setting,
-    campaign: plan.Campaign,
-    frames: Mapping[str, pd.DataFrame],
+    setting: Setting, campaign: plan.Campaign, frames: Mapping[str, pd.DataFrame],
     scales: Sequence[str],
-) -> pd.DataFrame:
+) -> pd.DataFrame:  # fmt: skip
     """Return one row per planned record of this setting, with the reason if it is missing."""
-    rows: list[dict] = []
-    hashes = {kind: set(frame["hash"]) for kind, frame in frames.items()}
+    hashes, rows = {kind: set(frame["hash"]) for kind, frame in frames.items()}, []
 
     def add(kind, hash, scale="", variant="", seed=-1, further=False, why="") -> None:
         status, reason = ("ok", "") if hash in hashes[kind] else ("not run", why)
-        rows.append({
-            "kind": kind, "scale": paper_scale(scale), "variant": variant, "seed": seed,
-            "further": further, "own_scale": scale, "status": status, "reason": reason,
-        })  # fmt: skip
+        rows.append((kind, paper_scale(scale), variant, seed, further, scale, status, reason))
 
     chosen = {run.name for run in campaign.runs}
     for (scale, variation, variant, seed), run in campaign.addresses.items():

@@ -204,13 +204,9 @@ def joined(*notes: str) -> str:
 
 
 def compare(
-    label: str,
-    quantity: str,
-    term: Term,
-    direction: Callable[[float], bool] | None = None,
-    met: Callable[[float], bool] | None = None,
-    **fields: object,
-) -> Evidence:
+    label: str, quantity: str, term: Term, direction: Callable[[float], bool] | None = None,
+    met: Callable[[float], bool] | None = None, **fields: object,
+) -> Evidence:  # fmt: skip
     """Compare a measured value with the paper's.
 
     The size is met if the paper's value lies in our 95% t interval over seeds, or if ours lies

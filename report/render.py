@@ -271,12 +271,9 @@ LATEX = environment(
 
 
 def write(
-    tables: Sequence[Table],
-    cells: pd.DataFrame,
-    settings: Sequence[Setting],
-    folder: Path,
+    tables: Sequence[Table], cells: pd.DataFrame, settings: Sequence[Setting], folder: Path,
     judged: Iterable[Sequence[Any]] = (),
-) -> list[Printed]:
+) -> list[Printed]:  # fmt: skip
     """Write tables/<label>.tex, tables/<label>.csv and tables.tex, which reads the former.
 
     A CSV has every cell of a table in every setting. judged: the verdicts of each claim by

@@ -126,12 +126,9 @@ def table(number: str, label: str, title: str, **options: Any) -> Callable[[Call
 
 
 def cell(
-    row: str,
-    column: str,
-    value: float | stats.Estimate = math.nan,
-    of: pd.DataFrame | None = None,
-    **fields: Any,
-) -> dict[str, Any]:
+    row: str, column: str, value: float | stats.Estimate = math.nan,
+    of: pd.DataFrame | None = None, **fields: Any,
+) -> dict[str, Any]:  # fmt: skip
     """Return one cell for a value, or for an estimate with its interval.
 
     of: the rows behind the cell. fields: other keys of COLUMNS. n is 0 unless the status is ok.

@@ -72,10 +72,8 @@ def _pair_losses(panel: Axes, logs: dict[str, pd.DataFrame], seed: int, window: 
         look = {"color": style.INK, "markerfacecolor": "none", "markersize": 5, "zorder": 4}
         panel.plot(crossing, target, "o", **look)
         note = f"{crossing / curves['full'].index[-1] - 1:+.1%} tokens"
-    style.annotate(
-        panel, (1, 1), f"seed {seed}: {note}", xycoords="axes fraction", xytext=(-3, -3), va="top",
-        ha="right",
-    )  # fmt: skip
+    placing = {"xycoords": "axes fraction", "xytext": (-3, -3), "va": "top", "ha": "right"}
+    style.annotate(panel, (1, 1), f"seed {seed}: {note}", **placing)
     style.counts(panel.xaxis)
 
 
@@ -119,9 +117,8 @@ def pairs(runs: pd.DataFrame, records: Records) -> Figure:
     figure, columns = panels(runs, 2.9, ["final validation NLL (nat/token)"], "")
     for scale, scale_runs, (panel,) in columns:
         wide = scale_runs.pivot_table("final_nll", "seed", "variant")
-        panel.plot(
-            [0, 1], wide[list(PAIRED)].T, color=style.MUTED, linewidth=0.7, alpha=0.6, zorder=2
-        )
+        line = {"color": style.MUTED, "linewidth": 0.7, "alpha": 0.6, "zorder": 2}
+        panel.plot([0, 1], wide[list(PAIRED)].T, **line)
         for place, variant in enumerate(PAIRED):
             panel.plot([place] * len(wide), wide[variant], "o", color=COLOUR[variant], zorder=3)
         mean = stats.mean(wide["full"] - wide["mha"])

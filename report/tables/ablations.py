@@ -71,8 +71,7 @@ def ablation_seeds(runs: pd.DataFrame) -> Cells:
 def hybrid_seeds(runs: pd.DataFrame) -> Cells:
     """Final validation NLL of the Hybrid, three Full and nine Linear layers in the paper, by seed.
     Mean ± sample standard deviation over seeds."""
-    chosen = (runs["variant"] == "hybrid") & (runs["scale"] == "30M") & ~runs["further"]
-    runs = runs[chosen]
+    runs = runs[(runs["variant"] == "hybrid") & (runs["scale"] == "30M") & ~runs["further"]]
     yield from means(nll(runs, row=runs["seed"].astype(str), column="nll"))
     yield from means(nll(runs, row="mean", column="nll"), "mean", sorted(runs["seed"].unique()))
     yield from epochs(runs, "mean")

@@ -38,12 +38,12 @@ def measured(row: str, column: str, side: pd.DataFrame, field: str) -> Cells:
 
     Fields that were set, such as the context, have a value even if the side ran out of memory.
     """
-    if side.empty:
+    steps = side.to_dict("records")
+    if not steps:
         return
-    step = side.to_dict("records")[0]
+    step = steps[0]
     if field == "batches":
-        batches = map(micro_ga, side.to_dict("records"))
-        result = {"text": ", ".join(dict.fromkeys(batches))}
+        result = {"text": ", ".join(dict.fromkeys(map(micro_ga, steps)))}
     elif field in ("context", "micro", "accumulation"):
         result = {"value": float(step[field])}
     elif step["status"] != "PASS":
