@@ -7,6 +7,7 @@ as KEY=VALUE. Only the commands that need PyTorch import it.
 
 import argparse
 import os
+import re
 import sys
 from argparse import Namespace
 from collections import Counter
@@ -284,7 +285,7 @@ def _status(campaign: Campaign, options: Namespace) -> None:
             state = "shipped"
         elif records.is_made(campaign.folder / "runs" / run.name / "run.parquet", run.hash):
             state = "done"
-        elif note.startswith("error:"):
+        elif re.match(r"[\w.]*error\b", note, re.IGNORECASE):  # our line, or a traceback's last
             state = "failed"
         elif note or (work / f"{run.hash}.safetensors").exists():
             state = "running" if records.is_held(work / f"{run.hash}.lock") else "stopped"

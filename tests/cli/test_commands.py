@@ -112,17 +112,20 @@ def test_plan_says_which_text_will_not_do(capsys, elsewhere: Path) -> None:
     assert line.startswith("error: text.txt (sam") and line.count("\n") == 1
 
 
-def test_status_names_what_needs_attention_and_counts_the_rest(capsys, elsewhere: Path) -> None:
+@pytest.mark.parametrize("line", ["error: the disk is full", "torch.OutOfMemoryError: full"])
+def test_status_names_what_needs_attention_and_counts_the_rest(
+    capsys, elsewhere: Path, line: str
+) -> None:
     campaign = plan.load({"campaign": "tiny"})
     log = elsewhere / f"results/tiny/logs/train/{RUN}.log"
     log.parent.mkdir(parents=True)
     log.write_text(f"{campaign.run(RUN).hash}\n10M-mini: 64/600\r10M-mini: 128/600 tokens (21%)\n")
     other = campaign.run(RUN.replace("42", "43"))
-    log.with_name("43.log").write_text(f"{other.hash}\nTraceback\nerror: the disk is full\n")
+    log.with_name("43.log").write_text(f"{other.hash}\nTraceback\n{line}\n")
     status = ("status", "campaign=tiny")
     with records.held(elsewhere / f"results/tiny/work/{campaign.run(RUN).hash}.lock", RUN):
         failed, running, *counted = printed(capsys, *status).splitlines()
-    assert failed.split()[:2] == ["failed", other.name] and "the disk is full" in failed
+    assert failed.split()[:2] == ["failed", other.name] and line in failed
     assert running.split()[:2] == ["running", RUN] and "128/600" in running
     counts = "2 waiting, 1 running, 1 failed"
     assert counted == [f"10M-mini/base: {counts}", f"{campaign.title}, all runs: {counts}"]
