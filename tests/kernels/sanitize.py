@@ -14,7 +14,11 @@ from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+TESTS = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(TESTS.parent), str(TESTS)]
+
+import exactness
+import test_linear_kernels as linear
 
 from relation import kernels
 from relation.kernels.documents import Documents
@@ -22,14 +26,11 @@ from relation.kernels.documents import Documents
 # Width, and columns cut off in front. With a cut, or width 60, TMA reads copies in BF16.
 LAYOUTS = (48, 0), (60, 0), (64, 0), (80, 0), (80, 1), (96, 0), (128, 0)
 LENGTHS = 17, 130
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
-def coordinates(length: int, width: int, cut: int, dtype: torch.dtype) -> list[torch.Tensor]:
-    """p1, p2 and info, (1, 2, T, D), stored by token; a cut breaks their 16-byte alignment."""
-    shape = 1, length, 2, width + cut
-    whole = [torch.randn(shape, device="cuda").to(dtype) for _ in range(3)]
-    return [x[..., cut:].transpose(1, 2).detach().requires_grad_() for x in whole]
+def without_front(x: torch.Tensor, cut: int) -> torch.Tensor:
+    """A copy of x (B, H, T, D), stored by token; a cut breaks its rows' 16-byte alignment."""
+    return torch.nn.functional.pad(x.transpose(1, 2), (cut, 0))[..., cut:].transpose(1, 2)
 
 
 def share_out_blocks() -> None:
@@ -45,32 +46,21 @@ def share_out_blocks() -> None:
 
 
 def main() -> None:
-    torch.manual_seed(0)
     share_out_blocks()
-    calls = 0
-    for dtype, (width, cut), length in itertools.product(DTYPES, LAYOUTS, LENGTHS):
+    for dtype, (width, cut), length in itertools.product(exactness.SLACK, LAYOUTS, LENGTHS):
+        shape = 1, 2, length, width
         begins = torch.arange(length, device="cuda") % 70 == 13  # 17 tokens form two documents
         for documents in None, Documents.of(begins.cumsum(0)[None]):
-            p1, p2, info = coordinates(length, width, cut, dtype)
-            lam = torch.tensor(0.7, device="cuda", requires_grad=True)
-            y = kernels.flash_relation(p1, p2, info, lam, documents=documents)
-            dy = torch.randn(length, 2, width, device="cuda").to(dtype).transpose(0, 1)[None]
-            torch.autograd.grad(y, (p1, p2, info, lam), dy)
-            calls += 1
-
-        p1, p2, info = coordinates(length, width, cut, dtype)
-        # Head 0 forgets little. In head 1 every second channel forgets almost everything.
-        strength = 30.0 * (torch.arange(width, device="cuda") % 2)
-        strength = torch.stack((torch.full_like(strength, 0.1), strength))[:, None]
-        retention = -torch.rand(p1.shape, device="cuda") * strength
-        retention.requires_grad_()
-        state = torch.randn(1, 2, width, width, device="cuda", requires_grad=True)
-        y, last = kernels.linear_relation(p1, p2, info, retention, state=state)
-        leaves = p1, p2, info, retention, state
-        torch.autograd.grad((y, last), leaves, (torch.randn_like(y), torch.randn_like(last)))
-        calls += 1
+            *states, dy, lam = exactness.draw(0, shape, dtype, "cuda")
+            inputs = *(without_front(x, cut) for x in states), dy, lam
+            exactness.differentiate(kernels.flash_relation, inputs, documents=documents)
+        # Head 0 forgets little. In head 1 some channels forget almost everything.
+        p1, p2, info, g, *others = linear.draw(0, shape, dtype, "cuda", "channels")
+        g[:, 0] = linear.retention("model", shape)[:, 0]
+        states = (without_front(x, cut) for x in (p1, p2, info))
+        linear.differentiate(kernels.linear_relation, (*states, g, *others))
     torch.cuda.synchronize()
-    print(f"{calls} operators ran forward and backward")
+    print("all operators ran forward and backward")
 
 
 if __name__ == "__main__":
