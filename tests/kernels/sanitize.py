@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 TESTS = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(TESTS.parent), str(TESTS)]
+sys.path.extend([str(TESTS.parent), str(TESTS)])
 
 import exactness
 import test_linear_kernels as linear

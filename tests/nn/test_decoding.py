@@ -51,30 +51,6 @@ def test_a_step_is_the_last_rows_of_the_whole(operator, n):
             torch.testing.assert_close(ours, truth, rtol=1e-10, atol=1e-10)
 
 
-def state(*shape: int) -> Tensor:
-    return torch.zeros(shape)
-
-
-@pytest.mark.parametrize(
-    ("block", "first", "second"),
-    [
-        (state(1, 2, 0, 6), state(1, 2, 3, 6), state(1, 2, 3, 6)),  # no tokens
-        (state(1, 2, 4, 6), state(1, 2, 3, 6), state(1, 2, 3, 6)),  # beyond the history
-        (state(2, 2, 1, 6), state(1, 2, 3, 6), state(1, 2, 3, 6)),  # another batch
-        (state(1, 2, 1, 6), state(1, 2, 3, 6), state(1, 2, 4, 6)),  # unequal histories
-        (state(1, 2, 1, 6).double(), state(1, 2, 3, 6), state(1, 2, 3, 6)),
-    ],
-)
-def test_unfit_inputs_are_refused_in_one_line(block, first, second):
-    for step in (ops.attention_step, partial(ops.full_relation_step, lam=torch.tensor(0.5))):
-        refusal(lambda step=step: step(block, first, second))
-        # (1, 1) would apply to all tokens, and (B, n, T) to heads instead of rows.
-        for shape in ((1, 1), (2, 1, 3)):
-            visible = torch.ones(shape).bool()
-            call = partial(step, first[:, :, :1], first, first, visible=visible)
-            assert "visible is" in refusal(call)
-
-
 def decoded(model: Decoder, sizes: Iterable[int]) -> Tensor:
     """Logits (B, T, V) of TOKENS, read in blocks of these sizes."""
     state, tokens = model.decode_state(capacity=5), TOKENS.to(model.embedding.weight.device)
@@ -165,15 +141,15 @@ def test_state_bytes_are_table_1s(variant, precision):
 
 
 def test_a_history_that_memory_cannot_hold_is_refused_and_stays(monkeypatch):
-    cache = HistoryCache(capacity=4)
-    cache.append(state(2, 3, 4, 5), state(2, 3, 4, 5))
+    cache, four, one = HistoryCache(capacity=4), torch.zeros(2, 3, 4, 5), torch.zeros(2, 3, 1, 5)
+    cache.append(four, four)
 
     def fail(*shape) -> None:
         raise torch.OutOfMemoryError
 
     monkeypatch.setattr(Tensor, "new_zeros", fail)
     with pytest.raises(RunError, match="full at 4 tokens, and the GPU has no memory for 8"):
-        cache.append(state(2, 3, 1, 5), state(2, 3, 1, 5))
+        cache.append(one, one)
     assert (cache.length, cache.capacity) == (4, 4)
 
 

@@ -21,22 +21,26 @@ CALLS = {
     ops.full_flow: {"p1": X, "p2": X, "lam": LAM},
     ops.full_relation: {**RELATION, "lam": LAM},
     ops.tiled_relation: {**RELATION, "lam": LAM},
+    ops.full_relation_step: {**RELATION, "lam": LAM},
     kernels.flash_relation: {**RELATION, "lam": LAM},
     ops.linear_relation: LINEAR,
     ops.chunked_linear_relation: LINEAR,
     kernels.linear_relation: LINEAR,
     ops.causal_flow: {"q": X, "k": X},
     ops.causal_attention: ATTENTION,
+    ops.attention_step: ATTENTION,
     fused_attention: {**ATTENTION, "kernel": SDPBackend.FLASH_ATTENTION},
     ops.givens_mix: {"info": X, "theta": THETA, "layer_index": 0},
     ops.rope: {"x": X},
 }
 KERNELS = (kernels.flash_relation, kernels.linear_relation)
+STEPS = (ops.attention_step, ops.full_relation_step)
 FULL = (ops.full_flow, ops.full_relation, ops.tiled_relation, kernels.flash_relation)
+FULL += (ops.full_relation_step,)
 FORMS = (ops.linear_relation, ops.chunked_linear_relation, kernels.linear_relation)
 # The states (B, H, T, D), which must agree, and operators that take no documents here.
 STATES = ("p1", "p2", "info", "q", "k", "v", "x")
-WITHOUT = (ops.givens_mix, ops.rope)
+WITHOUT = (ops.givens_mix, ops.rope, *STEPS)
 
 
 def assert_refused(message: str, call, *arguments, **options) -> None:
@@ -58,7 +62,7 @@ def test_states_and_documents_that_do_not_fit_are_refused(operator):
         refused("shape", **{state: X[0]})
     for state in states[1:]:
         for x in (X.mT, X[:, :, :1]):
-            refused(f"{state} has shape", **{state: x})
+            refused(f"{state} ", **{state: x})
         refused("float64", **{state: X.double()})
         refused("one device", **{state: X.to("meta")})
     refused("int64", **dict.fromkeys(states, X.long()))
@@ -110,6 +114,16 @@ def test_lambda_is_one_floating_number_on_the_device(operator):
 )
 def test_retention_and_state_must_fit(operator, wrong, message):
     assert_refused(message, operator, **{**LINEAR, **wrong})
+
+
+@pytest.mark.parametrize("step", STEPS, ids=name)
+def test_a_block_of_new_tokens_must_fit_its_history(step):
+    first = "p1" if "p1" in CALLS[step] else "q"
+    for block in (X[:, :, :0], torch.zeros(1, 2, 4, 16), torch.zeros(2, 2, 1, 16)):
+        assert_refused("shape", step, **{**CALLS[step], first: block})
+    # (1, 1) would apply to all tokens, and (B, n, T) to heads instead of rows.
+    for shape in ((1, 1), (2, 1, 3)):
+        assert_refused("visible is", step, **CALLS[step], visible=torch.ones(shape).bool())
 
 
 @pytest.mark.parametrize(
