@@ -14,8 +14,7 @@ from pathlib import Path
 
 import torch
 
-TESTS = Path(__file__).resolve().parents[1]
-sys.path.extend([str(TESTS.parent), str(TESTS)])
+sys.path.extend(str(folder) for folder in Path(__file__).resolve().parents[1:3])
 
 import exactness
 import test_linear_kernels as linear
