@@ -123,7 +123,8 @@ def test_a_block_of_new_tokens_must_fit_its_history(step):
         assert_refused("shape", step, **{**CALLS[step], first: block})
     # (1, 1) would apply to all tokens, and (B, n, T) to heads instead of rows.
     for shape in ((1, 1), (2, 1, 3)):
-        assert_refused("visible is", step, **CALLS[step], visible=torch.ones(shape).bool())
+        given = {**CALLS[step], first: X[:, :, :1], "visible": torch.ones(shape).bool()}
+        assert_refused("visible is", step, **given)
 
 
 @pytest.mark.parametrize(
