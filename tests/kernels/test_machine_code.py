@@ -3,7 +3,6 @@
 `machine_code` explains the faults. Hand-written examples of each come first.
 """
 
-from contextlib import suppress
 from dataclasses import replace
 from unittest.mock import patch
 
@@ -29,9 +28,7 @@ import triton
 from fake_gpu import Utils, fake_gpu
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon._runtime import GluonASTSource
 
-from relation.kernels.flash_relation import hopper_launch
 from relation.kernels.flash_relation import launch as flash
 from relation.kernels.flash_relation.launches import LAUNCHES, Launches
 from relation.kernels.linear_relation import launch, launches
@@ -139,14 +136,9 @@ def carries_before(out, steps):
         gl.store(out + before, step)
 
 
-@pytest.fixture
-def read_anew(monkeypatch):
-    """Make Triton compile every kernel, even if its cache has it."""
-    monkeypatch.setattr(triton.knobs.compilation, "always_compile", True)
-
-
 @pytest.mark.parametrize(("kernel", "names"), [(drops_before, {"before"}), (carries_before, set())])
-def test_a_loop_that_drops_a_variable_is_found(kernel, names, read_anew):
+def test_a_loop_that_drops_a_variable_is_found(kernel, names, monkeypatch):
+    monkeypatch.setattr(triton.knobs.compilation, "always_compile", True)  # not from the cache
     with fake_gpu("sm_90"), dropped_variables() as dropped:
         kernel[(1,)](torch.zeros(8, dtype=torch.int32), 8)
     assert dropped == names
@@ -161,13 +153,6 @@ def call_flash(launches: Launches, documents=False, dtype=torch.bfloat16) -> Non
         selected.return_value = launches
         kept = flash.launch_forward(p1, p2, info, torch.ones(()), *given)
         flash.launch_backward(dy, p1, p2, info, *kept, *given)
-
-
-def compile_flash(architecture: str, *given) -> dict[str, list]:
-    """Compile the kernels that `call_flash` launches."""
-    with fake_gpu(architecture) as compiled:
-        call_flash(*given)
-    return compiled
 
 
 def test_a_call_that_comes_again_is_launched_as_triton_launched_it(monkeypatch):
@@ -190,104 +175,73 @@ def test_a_call_that_comes_again_is_launched_as_triton_launched_it(monkeypatch):
     assert len(second) == 4 and seen(first) == seen(second)
 
 
-FLASH = [
-    pytest.param(
-        architecture,
-        {2: torch.bfloat16, 4: torch.float32}[size],
-        replace(entry, widest=width),
-        id=f"{architecture}-{8 * size}-{width}",
-        # The ordinary run compiles one.
-        marks=() if (architecture, size, width) == ("sm_90", 2, 64) else pytest.mark.slow,
-    )
-    for (name, size), entries in LAUNCHES.items()
-    for entry in entries
-    for architecture in ((name,) if name == "sm_90" else ("sm_80", "sm_89", "sm_100", "sm_120"))
-    # Heads of 60 columns compile to other code than those of 64, without scaling ahead.
-    for width in ((60, 64) if (name, size, entry.widest) == ("sm_90", 2, 64) else (entry.widest,))
-]
+def first_ones(cases: list[tuple], ordinary: int) -> list:
+    """Mark all cases slow but the first ones."""
+    slow = pytest.mark.slow
+    return [
+        pytest.param(*case, marks=slow if n >= ordinary else ()) for n, case in enumerate(cases)
+    ]
+
+
+def name_of(given: Launches | torch.dtype | str) -> str:
+    """The words of a case in the name of its test."""
+    if not isinstance(given, Launches):
+        return str(given).removeprefix("torch.")
+    return f"{given.widest}-for-many-rows" if given in MANY_ROWS else str(given.widest)
+
+
+ENTRIES = sorted(LAUNCHES["sm_90", 2], key=lambda entry: entry.widest != 64)
 # Launches for many rows replace the ordinary launches. They take no documents.
-FLASH += [
-    pytest.param(
-        "sm_90",
-        torch.bfloat16,
-        replace(entry, widest=width, gluon={**entry.gluon, **entry.gluon_large}),
-        id=f"sm_90-16-{width}-large",
-        marks=pytest.mark.slow,
-    )
-    for entry in LAUNCHES["sm_90", 2]
+MANY_ROWS = [
+    replace(entry, widest=entry.widest - narrower, gluon={**entry.gluon, **entry.gluon_large})
+    for entry in reversed(ENTRIES)
+    for narrower in (0, 8)
     if entry.gluon_large
-    for width in (entry.widest - 8, entry.widest)
-]  # fmt: skip
-
-
-def documents_for(entry: Launches) -> tuple[bool, ...]:
-    several = "p2_info" in entry.gluon and entry.gluon["p2_info"].groups > 1
-    return (False,) if several else (False, True)
-
-
-@pytest.mark.parametrize(("architecture", "dtype", "launches"), FLASH)
-def test_flash_relations_launches(architecture, dtype, launches):
-    in_16_bits = architecture == "sm_90" and dtype == torch.bfloat16
-    for documents in documents_for(launches):
-        for name, kernels in compile_flash(architecture, launches, documents, dtype).items():
-            for kernel in kernels:
-                gluon = "hopper" in name
-                # Two groups of p2_info at 128 columns spill outside of their loops, but are faster.
-                spills = name == "hopper_p2_info_kernel" and launches.gluon["p2_info"].groups > 1
-                little = 160 if spills else 96
-                stack = little if launches.gluon and name != "repair_kernel" else None
-                assert_sound(name, kernel, architecture, stack, stores=in_16_bits and not gluon)
-                assert has_products(kernel) or not in_16_bits, name
-                if gluon:
-                    launch = launches.gluon[name.removeprefix("hopper_").removesuffix("_kernel")]
-                    assert not serialises_products(kernel), name
-                    # CUDA takes 1 KiB per program. Three warps of the producer's warp group idle.
-                    shared = launch.programs * (kernel.metadata.shared + 1024)
-                    assert shared <= SHARED_MEMORY["sm_90"] + 1024
-                    threads = launch.programs * (launch.groups + 1) * 4 * 32
-                    assert threads * launch.registers <= 65_536
+]
+# Heads of 60 columns compile to other code than those of 64, without scaling ahead.
+HOPPER = [ENTRIES[0], *MANY_ROWS, *ENTRIES[1:], replace(ENTRIES[0], widest=60)]
+FLASH = [("sm_90", torch.bfloat16, entry) for entry in HOPPER]
+FLASH += [("sm_90", torch.float16, entry) for entry in (*ENTRIES, *MANY_ROWS[::2])]
+FLASH += [("sm_90", torch.float32, entry) for entry in LAUNCHES["sm_90", 4]]
+FLASH += [
+    (architecture, dtype, entry)
+    for architecture in ("sm_80", "sm_89", "sm_100", "sm_120")
+    for dtype in (torch.bfloat16, torch.float32)
+    for entry in LAUNCHES["sm_120", dtype.itemsize]
+]
 
 
 @pytest.mark.parametrize(
-    "launches",
-    [pytest.param(p.values[2], id=p.id) for p in FLASH if p.values[2].gluon],
+    ("architecture", "dtype", "launches"), first_ones(FLASH, ordinary=2), ids=name_of
 )
-def test_no_loop_of_a_gluon_kernel_drops_a_variable(launches, read_anew, monkeypatch):
-    class ReadError(Exception):
-        pass
-
-    # Stop before machine code, which takes long and has other tests.
-    read, launched, kernels = GluonASTSource.make_ir, hopper_launch._launch, []
-
-    def only_read(source, *given):
-        kernels.append(source.name)
-        read(source, *given)
-        raise ReadError
-
-    def until_read(*given):
-        with suppress(ReadError):
-            launched(*given)
-
-    monkeypatch.setattr(GluonASTSource, "make_ir", only_read)
-    monkeypatch.setattr(hopper_launch, "_launch", until_read)
-    monkeypatch.setattr(flash.triton_forward, "repair", lambda *given: None)
+def test_flash_relations_launches(architecture, dtype, launches, monkeypatch):
+    in_bf16 = architecture == "sm_90" and dtype == torch.bfloat16
+    # Triton reads no loop of a kernel that it takes from its cache.
+    monkeypatch.setattr(triton.knobs.compilation, "always_compile", in_bf16)
+    compiled = []
     with dropped_variables() as dropped:
-        for documents in documents_for(launches):
-            compile_flash("sm_90", launches, documents)
-    assert len(kernels) == 3 * len(documents_for(launches))
+        for documents in (False,) if launches in MANY_ROWS else (False, True):
+            with fake_gpu(architecture) as kernels:
+                call_flash(launches, documents, dtype)
+            compiled += [(name, kernel) for name, each in kernels.items() for kernel in each]
     assert dropped == set()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("documents", [False, True])
-@pytest.mark.parametrize("entry", LAUNCHES["sm_90", 2], ids=lambda entry: str(entry.widest))
-def test_flash_relation_on_hopper_in_fp16(entry, documents):
-    launches = [entry]
-    if entry.gluon_large and not documents:
-        launches.append(replace(entry, gluon={**entry.gluon, **entry.gluon_large}))
-    for each in launches:
-        for name, kernels in compile_flash("sm_90", each, documents, torch.float16).items():
-            assert_sound(name, kernels[0], "sm_90", None, stores="hopper" not in name)
+    for name, kernel in compiled:
+        in_gluon = name.startswith("hopper_")
+        # Two groups of p2_info at 128 columns spill outside of their loops, but are faster.
+        spills = name == "hopper_p2_info_kernel" and launches.gluon["p2_info"].groups > 1
+        bounded = in_bf16 and launches.gluon and name != "repair_kernel"
+        stack = (160 if spills else 96) if bounded else None
+        in_triton = dtype.itemsize == 2 and not in_gluon
+        assert_sound(name, kernel, architecture, stack, stores=in_triton)
+        assert has_products(kernel) or not in_bf16, name
+        if in_gluon:
+            launch = launches.gluon[name.removeprefix("hopper_").removesuffix("_kernel")]
+            assert not serialises_products(kernel), name
+            # CUDA takes 1 KiB per program. Three warps of the producer's warp group idle.
+            shared = launch.programs * (kernel.metadata.shared + 1024)
+            assert shared <= SHARED_MEMORY["sm_90"] + 1024
+            threads = launch.programs * (launch.groups + 1) * 4 * 32
+            assert threads * launch.registers <= 65_536
 
 
 LINEAR = [
@@ -305,8 +259,7 @@ LINEAR = [
 
 
 @pytest.mark.parametrize(
-    ("architecture", "dtype", "width", "length"),
-    [pytest.param(*case, marks=pytest.mark.slow if case != LINEAR[0] else ()) for case in LINEAR],
+    ("architecture", "dtype", "width", "length"), first_ones(LINEAR, ordinary=1), ids=name_of
 )
 def test_linear_relations_launches(architecture, dtype, width, length, monkeypatch):
     entries = launches.LAUNCHES["sm_90" if architecture == "sm_90" else "sm_120", dtype.itemsize]
