@@ -131,11 +131,6 @@ def test_a_file_that_is_not_the_prepared_one_is_refused(tmp_path, content, messa
 END = 0
 
 
-@pytest.fixture
-def data(tmp_path: Path) -> Path:
-    return write_corpus(tmp_path, train=100)
-
-
 def test_end_of_text_begins_a_document(data: Path) -> None:
     text = torch.tensor([[5, 3, END, 4, 6, 7, END, 2]])
     assert document_mask("documents", data)(text).starts.tolist() == [[0, 0, 2, 2, 2, 2, 6, 6]]

@@ -81,6 +81,16 @@ def assert_exact(inputs: Inputs, tau: float = 2.0, truth=linear_relation, **opti
         assert_close(name, *three, SLACK[inputs[0].dtype])
 
 
+each_operator = pytest.mark.parametrize("operator", ["flash_relation", "linear_relation"])
+
+
+def output_of(operator: str, p1, p2, info, g) -> torch.Tensor:
+    """Y of either operator; FlashRelation needs no g."""
+    if operator == "linear_relation":
+        return kernels.linear_relation(p1, p2, info, g)[0]
+    return kernels.flash_relation(p1, p2, info, torch.tensor(0.5))
+
+
 @pytest.mark.skipif(INTERPRETED, reason="it would start itself")
 def test_the_interpreter_reproduces_the_recurrence():
     run_interpreted(__file__)
@@ -139,21 +149,18 @@ class TestInterpreted:
     def test_retention_between_weak_and_strong(self, shape, dtype, kind):
         assert_exact(draw(3, shape, dtype, kind=kind))
 
-    @pytest.mark.parametrize("operator", ["flash_relation", "linear_relation"])
+    @each_operator
     @pytest.mark.parametrize("of_dy", [False, True])
     def test_both_operators_are_differentiable_once(self, operator, of_dy):
         """A second derivative raises an error, even if only a part of the loss needs it."""
         p1, p2, info, g, _, dy, _ = draw(12, (1, 2, 17, 16), state=False)
         p1, dy = p1.detach().requires_grad_(), dy.detach().requires_grad_(of_dy)
-        if operator == "linear_relation":
-            y, _ = kernels.linear_relation(p1, p2, info, g)
-        else:
-            y = kernels.flash_relation(p1, p2, info, torch.tensor(0.5))
+        y = output_of(operator, p1, p2, info, g)
         (dp1,) = torch.autograd.grad(y, p1, dy, create_graph=True)
         with pytest.raises(RuntimeError, match=f"{operator}_backward"):
             (p1.sum() + dp1.sum()).backward()
 
-    @pytest.mark.parametrize("operator", ["flash_relation", "linear_relation"])
+    @each_operator
     def test_a_result_whose_gradient_is_undefined(self, operator):
         """As of a custom function that passes no gradient on."""
 
@@ -168,10 +175,7 @@ class TestInterpreted:
 
         p1, p2, info, g, *_ = draw(15, (1, 1, 2, 16), state=False)
         p1.requires_grad_()
-        if operator == "linear_relation":
-            y, _ = kernels.linear_relation(p1, p2, info, g)
-        else:
-            y = kernels.flash_relation(p1, p2, info, torch.tensor(0.5))
+        y = output_of(operator, p1, p2, info, g)
         (Ignored.apply(y) + p1.sum()).backward()
         assert torch.equal(p1.grad, torch.ones_like(p1))
 

@@ -253,20 +253,19 @@ def test_a_damaged_state_is_told_and_the_run_starts_anew(
 def test_a_state_is_used_where_nothing_that_decides_changed(
     trained, data, tmp_path, monkeypatch, capsys, state, changed, begins
 ) -> None:
-    run, project = small_run(), tmp_path / "project"
+    base, project = small_run(), tmp_path / "project"
+    changes = {
+        "backend": {"backends": base.backends | {"full": "reference"}},
+        "deterministic": {"deterministic": not base.deterministic},
+        "specification": {"weight_decay": 0.2},
+        "probes": {"validation_tokens": base.validation_tokens + 1},
+    }
+    run = replace(base, **changes.get(changed, {}))
     if changed == "data":
         data = write_corpus(tmp_path / "other", train=2000)
-    elif changed == "backend":
-        run = replace(run, backends={**run.backends, "full": "reference"})
-    elif changed == "deterministic":
-        run = replace(run, deterministic=not run.deterministic)
     elif changed == "torch":
         monkeypatch.setattr(torch, "__version__", f"{torch.__version__}.1")
-    elif changed == "specification":
-        run = replace(run, weight_decay=0.2)
-    elif changed == "probes":
-        run = replace(run, validation_tokens=run.validation_tokens + 1)
-    else:
+    elif changed not in changes:
         (project / changed).parent.mkdir(exist_ok=True)
         (project / changed).write_text("after")
     begun = at_update(monkeypatch, 0, die)
