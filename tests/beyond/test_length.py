@@ -6,28 +6,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from models import TINY, stirred
 from training import small_model, small_run, write_corpus
 
 from relation import records
 from relation.beyond import length as beyond
 from relation.config import Length
-from relation.nn import Decoder, Execution, ModelConfig
+from relation.nn import Decoder
 from relation.train.checkpoint import save_model
 
-V, END = 40, 3
-
-
-def decoder(layout: str, **rest) -> Decoder:
-    """A small model with these layers and random weights. No angle is 0."""
-    config = ModelConfig(vocab_size=V, d_model=16, heads=2, d_ff=16, layout=layout, **rest)
-    model = Decoder(config, Execution(full="tiled", linear="chunked"), seed=1).eval()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name.endswith("theta"):
-                parameter.fill_(0.7)
-            elif parameter.ndim >= 2:
-                parameter.mul_(12)  # large enough that every part has an effect
-    return model
+END = 3
 
 
 def test_windows_lie_within_a_document() -> None:
@@ -44,7 +32,7 @@ def test_windows_lie_within_a_document() -> None:
 
 def lengths(model: Decoder) -> dict[str, np.ndarray]:
     """NLL by reading and quarter of a context, for three windows of four contexts of 8 tokens."""
-    windows = torch.randint(V, (3, 33), generator=torch.Generator().manual_seed(5))
+    windows = torch.randint(TINY["vocab_size"], (3, 33), generator=torch.Generator().manual_seed(5))
     nll_of: dict[str, list[float]] = {}
     for row in beyond.length_rows(model, windows, 8):
         assert row["count"] == 3 * 2 and row["first"] == 2 * len(nll_of.get(row["reading"], []))
@@ -53,7 +41,7 @@ def lengths(model: Decoder) -> dict[str, np.ndarray]:
 
 
 def test_a_model_that_ignores_its_context_is_the_same_at_every_length() -> None:
-    model = decoder("AF")
+    model = stirred("full").float()
     with torch.no_grad():
         for block in model.blocks:
             block.mixer.wo.weight.zero_()
@@ -64,11 +52,11 @@ def test_a_model_that_ignores_its_context_is_the_same_at_every_length() -> None:
     with torch.no_grad():
         model.embedding.weight.zero_()
     for nll in lengths(model).values():
-        assert len(nll) == 16 and nll == pytest.approx(math.log(V))
+        assert len(nll) == 16 and nll == pytest.approx(math.log(TINY["vocab_size"]))
 
 
 def test_windows_as_long_as_trained_stand_beside_long_ones() -> None:
-    model = decoder("FF")
+    model = stirred("full").float()
     nll_of = lengths(model)
     assert nll_of["apart"][:4] == pytest.approx(nll_of["whole"][:4], rel=1e-5)
     assert np.abs(nll_of["apart"] - nll_of["whole"])[4:].max() > 1e-3

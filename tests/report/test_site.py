@@ -1,11 +1,11 @@
 """The site of shipped records: pages, links, commands, and what a link opens."""
 
+import html
 import re
 import shlex
 import shutil
 import subprocess
 from functools import cache
-from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -44,38 +44,28 @@ def load(campaign: str, variation: str) -> data.Records:
     return data.load(Setting(campaign, variation))
 
 
-class Page(HTMLParser):
-    """Links, ids and images of one page."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self.links, self.ids, self.labels = [], [], []
-        self.feed(path.read_text(encoding="utf-8"))
-
-    def handle_starttag(self, tag: str, attrs: list) -> None:
-        attributes = dict(attrs)
-        self.links += [attributes[name] for name in ("href", "src") if attributes.get(name)]
-        self.ids += [attributes["id"]] if "id" in attributes else []
-        if tag == "img":
-            self.labels.append(attributes.get("alt"))
-
-
-def pages(folder: Path) -> dict[str, Page]:
-    return {path.name: Page(path) for path in sorted(folder.glob("*.html"))}
+def attributes(page: Path, *names: str, tag: str = r"\w+") -> list[str]:
+    """The values of these attributes in a page, or in its elements of one tag."""
+    elements = re.findall(rf"<{tag}\b[^>]*>", page.read_text(encoding="utf-8"))
+    values = re.findall(rf'\s(?:{"|".join(names)})="([^"]+)"', "\n".join(elements))
+    return [html.unescape(value) for value in values]
 
 
 def test_every_link_leads_somewhere_and_nothing_comes_from_outside(built: Path) -> None:
-    parsed = pages(built)
-    for name, page in parsed.items():
-        for link in page.links:
-            assert not re.match(r"[a-z]+:(?!,)", link), (name, link)
+    pages = sorted(built.glob("*.html"))
+    ids = {page.name: attributes(page, "id") for page in pages}
+    for page in pages:
+        for link in attributes(page, "href", "src"):
+            assert not re.match(r"[a-z]+:(?!,)", link), (page, link)
             file, _, anchor = unquote(link).partition("#")
             if link.startswith("data:"):
                 continue
-            assert (built / (file or name)).exists(), (name, link)
+            assert (built / (file or page.name)).exists(), (page, link)
             if anchor and anchor != "content":
-                assert anchor in parsed[file or name].ids, (name, link)
-        assert all(page.labels) and len(set(page.ids)) == len(page.ids), name
+                assert anchor in ids[file or page.name], (page, link)
+        images = attributes(page, "src", tag="img")
+        assert len(attributes(page, "alt", tag="img")) == len(images), page
+        assert len(set(ids[page.name])) == len(ids[page.name]), page
     text = (built / "style.css").read_text()
     assert "url(" not in text and "http" not in text and "{{" not in text
     assert set(pd.read_parquet(built / "claims.parquet")["claim"]) == set(range(1, 25))
@@ -153,7 +143,9 @@ def test_a_miniature_is_set_against_nothing_of_the_paper(miniature: Path) -> Non
 def test_claims_are_listed_where_some_are_tested(built: Path, miniature: Path) -> None:
     for folder, count in ((built, 24), (miniature, 0)):
         assert (folder / "claims.html").exists() == bool(count)
-        assert not count or len(Page(folder / "claims.html").ids) == count + 1  # and its content
+        assert (
+            not count or len(attributes(folder / "claims.html", "id")) == count + 1
+        )  # and its content
 
 
 def test_costs_are_those_of_the_tables_in_the_order_of_the_scales(built: Path) -> None:
@@ -210,8 +202,8 @@ def test_a_link_to_a_claim_opens_it(built: Path) -> None:
     flags = ["--headless", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files"]
     flags += ["--virtual-time-budget=2000", "--dump-dom"]
     command = [CHROMIUM, *flags, f"file://{built}/claims.html#claim-16"]
-    html = subprocess.check_output(command, stderr=subprocess.PIPE, text=True, timeout=60)
-    opened = html.partition('<details class="claim" open')[2].partition("</details>")[0]
+    page = subprocess.check_output(command, stderr=subprocess.PIPE, text=True, timeout=60)
+    opened = page.partition('<details class="claim" open')[2].partition("</details>")[0]
     assert re.findall(r'id="claim-(\d+)"', opened) == ["16"]
 
 
