@@ -23,12 +23,11 @@ registers. ptxas 12.8 can move the copy that sets one after its use, to the end 
 import itertools
 import re
 import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
 from unittest.mock import patch
 
 # Bytes of shared memory that a program can use, by architecture.
@@ -125,26 +124,70 @@ def _read_cubin(compiled, what: str) -> str:
         return subprocess.run([tool, what, file], capture_output=True, text=True, check=True).stdout
 
 
-class _Step(NamedTuple):
-    """The next instructions, and the pending items that this instruction ends and begins."""
-
-    to: list[int]
-    ends: Iterable = ()
-    begins: Iterable = ()
+# Instructions of PTX or machine code by their place: the text, and the places that can follow.
+Program = dict[int, tuple[str, list[int]]]
 
 
-def _pending(steps: dict[int, _Step], first: Iterable = ()) -> dict[int, frozenset]:
-    """Return what can be pending before each step, over all paths; first: before the first step."""
-    start = next(iter(steps))
+def _pending(
+    program: Program, effect: Callable[[str], tuple[Iterable, Iterable]], first: Iterable = ()
+) -> dict[int, frozenset]:
+    """Return what can be pending before each instruction, over all paths.
+
+    effect: from an instruction's text to what it ends and what it begins. first: what is pending
+    before the first instruction.
+    """
+    start = next(iter(program))
     before, todo = {start: frozenset(first)}, [start]
     while todo:
-        step, pending = steps[at := todo.pop()], before[at]
-        pending = pending.difference(step.ends).union(step.begins)
-        for to in step.to:
-            if to in steps and not (to in before and pending <= before[to]):
-                before[to] = pending | before.get(to, frozenset())
+        text, ways = program[at := todo.pop()]
+        ends, begins = effect(text)
+        after = before[at].difference(ends).union(begins)
+        for to in ways:
+            if to in program and not (to in before and after <= before[to]):
+                before[to] = after | before.get(to, frozenset())
                 todo.append(to)
     return before
+
+
+def _loop_around(program: Program, place: int) -> dict[int, str]:
+    """Return the texts of the innermost loop around a place; none outside of loops."""
+    jumps = ((to, at) for at, (_, ways) in program.items() for to in ways if to < at)
+    loops = [(first, last) for first, last in jumps if first <= place <= last]
+    first, last = min(loops, key=lambda loop: loop[1] - loop[0], default=(place, place - 1))
+    return {at: text for at, (text, _) in program.items() if first <= at <= last}
+
+
+_PTX_JUMP = re.compile(r"(@!?%\w+\s+)?(?:bra(?:\.uni)?\s+(\$?[\w$]+)|ret|exit|trap);")
+
+
+def _read_ptx(ptx: str) -> Program:
+    """Return the lines of PTX without comments, by their numbers from 1."""
+    lines = [line.partition("//")[0].strip() for line in ptx.splitlines()]
+    labels = {x[1]: n for n, line in enumerate(lines, 1) if (x := re.fullmatch(r"([\w$]+):", line))}
+    program = {}
+    for n, line in enumerate(lines, 1):
+        jump = _PTX_JUMP.fullmatch(line)
+        to = [labels[jump[2]]] if jump and jump[2] else []
+        program[n] = line, to if jump and not jump[1] else [*to, n + 1]
+    return program
+
+
+_CODE = re.compile(r"\s+/\*([0-9a-f]{4,5})\*/\s+(?:(@!?U?P\w+)\s+)?(.*?)\s*;")
+_BRANCH = re.compile(r"\bBRA(?:\.\w+)*(?: ~?!?U?[PR]\w+,)? 0x([0-9a-f]+)")
+
+
+def _read_code(listing: str) -> Program:
+    """Return the machine code that cuobjdump lists, by address, without predicates."""
+    code, program = [x.groups() for x in filter(None, map(_CODE.match, listing.splitlines()))], {}
+    for (at, predicate, text), (after, *_) in itertools.pairwise([*code, ("-1", None, "")]):
+        operation, _, operands = text.partition(" ")
+        to = [int(x, 16) for x in _BRANCH.findall(text)]
+        # BRA.U UP0, 0x100 has its condition among the operands.
+        always = to and not re.match(r"~?!?U?[PR]\w", operands)
+        if predicate or not (always or operation.startswith(("EXIT", "RET", "BRX", "JMX"))):
+            to.append(int(after, 16))
+        program[int(at, 16)] = text, to
+    return program
 
 
 # Tiles that have not arrived
@@ -154,7 +197,6 @@ _WRITES = {
     "copied": r"cp\.async\.wait_(?:group|all)",
     "stored": r"(?:st\.shared|stmatrix)",
 }
-_PTX_JUMP = re.compile(r"(@!?%\w+\s+)?(?:bra(?:\.uni)?\s+(\$?[\w$]+)|ret|exit|trap);")
 
 
 def unfenced_products(ptx: str) -> list[tuple[int, str]]:
@@ -163,54 +205,40 @@ def unfenced_products(ptx: str) -> list[tuple[int, str]]:
     A wait for copies counts as their write. The check ignores addresses, so it also reports a store
     of something else.
     """
-    lines, ways = _ways(ptx)
-    steps = {}
-    for n, line in enumerate(lines):
+
+    def effect(line: str) -> tuple[Iterable, Iterable]:
         written = [kind for kind, what in _WRITES.items() if re.search(what, line)]
-        steps[n] = _Step(ways[n], _WRITES if "fence.proxy.async" in line else (), written)
-    before = _pending(steps)
-    products = (n for n, line in enumerate(lines) if "wgmma.mma_async" in line)
-    return [(n + 1, kind) for n in products for kind in sorted(before.get(n, ()))]
+        return _WRITES if "fence.proxy.async" in line else (), written
 
-
-def _ways(ptx: str) -> tuple[list[str], list[list[int]]]:
-    """Return the lines of PTX without comments, and the lines that can follow each line."""
-    lines = [line.partition("//")[0].strip() for line in ptx.splitlines()]
-    labels = {x[1]: n for n, line in enumerate(lines) if (x := re.fullmatch(r"([\w$]+):", line))}
-    ways = []
-    for n, line in enumerate(lines):
-        jump = _PTX_JUMP.fullmatch(line)
-        to = [labels[jump[2]]] if jump and jump[2] else []
-        ways.append(to if jump and not jump[1] else [*to, n + 1])
-    return lines, ways
+    program = _read_ptx(ptx)
+    before = _pending(program, effect)
+    products = (n for n, (line, _) in program.items() if "wgmma.mma_async" in line)
+    return [(n, kind) for n in products for kind in sorted(before.get(n, ()))]
 
 
 # Left factors that are lost
 
 _PTX_WRITE = re.compile(r"(?:@!?%\w+\s+)?([a-z][\w.:]*)\s+(\{[^}]*\}|[^\s,;]+)(.*)")
-_CODE = re.compile(r"\s+/\*([0-9a-f]{4,5})\*/\s+(?:(@!?U?P\w+)\s+)?(.*?)\s*;")
 
 
 def overwritten_factors(ptx: str, listing: str) -> int:
     """Count left factors that a loop keeps in PTX but overwrites in machine code."""
-    kept = _kept_factors(ptx)
-    return kept and min(kept, _lost_factors(listing))
+    kept = _kept_factors(_read_ptx(ptx))
+    return kept and min(kept, _lost_factors(_read_code(listing)))
 
 
-def _kept_factors(ptx: str) -> int:
+def _kept_factors(ptx: Program) -> int:
     """Count products in PTX with a left factor in registers that their loop does not change."""
-    lines, ways = _ways(ptx)
-    loops = [(to, n) for n, all_to in enumerate(ways) for to in all_to if to < n]
     kept = 0
-    for n, line in enumerate(lines):
+    for n, (line, _) in ptx.items():
         match = re.search(r"wgmma\.mma_async.*?\},\s*\{([^}]*)\}", line)
-        if match and (loop := _innermost(loops, n)):
-            writes = dict(_ptx_writes(lines[loop[0] : loop[1] + 1]))
+        if match and (loop := _loop_around(ptx, n)):
+            writes = dict(_ptx_writes(loop.values()))
             kept += all(_left_alone(x, writes) for x in re.findall(r"%\w+", match[1]))
     return kept
 
 
-def _ptx_writes(lines: list[str]) -> Iterator[tuple[str, str | None]]:
+def _ptx_writes(lines: Iterable[str]) -> Iterator[tuple[str, str | None]]:
     """Yield each register that PTX writes, and the register that it copies, or None."""
     for line in lines:
         if match := _PTX_WRITE.match(line):
@@ -227,31 +255,21 @@ def _left_alone(register: str | None, writes: dict[str, str | None]) -> bool:
     return register is not None
 
 
-def _lost_factors(listing: str) -> int:
+def _lost_factors(code: Program) -> int:
     """Count products in machine code whose left factor changes before the loop's next step.
 
     The loop writes the factor's registers after the product and not before it. This is right if the
     loop prepares the next step's factor, so it is a fault only for factors that PTX keeps.
     """
-    code = [(at, text) for at, _, text in _instructions(listing)]
-    jumps = ((int(to, 16), n) for n, text in code for to in re.findall(r"\bBRA 0x(\w+)", text))
-    loops = [(first, last) for first, last in jumps if first < last]
     lost = 0
-    for n, text in code:
+    for n, (text, _) in code.items():
         match = re.match(r"HGMMA\.\S+ R\d+, R(\d+), gdesc", text)
-        if match and (loop := _innermost(loops, n)):
+        if match and (loop := _loop_around(code, n)):
             factor = set(range(int(match[1]), int(match[1]) + 4))
-            inside = [(at, _written(x)) for at, x in code if loop[0] <= at <= loop[1]]
-            before = set().union(*(x for at, x in inside if at < n))
-            behind = set().union(*(x for at, x in inside if at >= n))
+            before = set().union(*(_written(x) for at, x in loop.items() if at < n))
+            behind = set().union(*(_written(x) for at, x in loop.items() if at >= n))
             lost += bool(factor & behind - before)
     return lost
-
-
-def _instructions(listing: str) -> list[tuple[int, str | None, str]]:
-    """Parse the address, predicate and text of each instruction that cuobjdump lists."""
-    matches = filter(None, map(_CODE.match, listing.splitlines()))
-    return [(int(address, 16), *rest) for address, *rest in (x.groups() for x in matches)]
 
 
 def _written(instruction: str) -> Iterable[int]:
@@ -267,14 +285,8 @@ def _written(instruction: str) -> Iterable[int]:
     return range(int(match[2]), int(match[2]) + count)
 
 
-def _innermost(loops: list[tuple[int, int]], at: int) -> tuple[int, int] | None:
-    around = [(first, last) for first, last in loops if first <= at <= last]
-    return min(around, key=lambda loop: loop[1] - loop[0], default=None)
-
-
 # Uniform registers without a value
 
-_BRANCH = re.compile(r"\bBRA(?:\.\w+)*(?: ~?!?U?[PR]\w+,)? 0x([0-9a-f]+)")
 # Operations whose first operand is a uniform register that they write.
 _WRITERS = re.compile(r"(?:U[A-Z]\w*|R2UR|S2UR|CS2UR|LDCU|VOTEU|REDUX|CREDUX)(?:\.\w+)*$")
 
@@ -285,23 +297,16 @@ def unset_uniforms(listing: str) -> list[tuple[str, list[int]]]:
     A write under a predicate counts as a write. For an addend of 64 bits and for operands of TMA,
     only the first register counts.
     """
-    code, steps, reads = _instructions(listing), {}, {}
-    for (at, predicate, text), (after, *_) in itertools.pairwise([*code, (-1, None, "")]):
-        operation, _, operands = text.partition(" ")
-        to = [int(x, 16) for x in _BRANCH.findall(text)]
-        # BRA.U UP0, 0x100 has its condition among the operands.
-        always = to and not re.match(r"~?!?U?[PR]\w", operands)
-        if predicate or not (always or operation.startswith(("EXIT", "RET", "BRX", "JMX"))):
-            to.append(after)
-        reads[at], written = _uniforms(operation, operands)
-        steps[at] = _Step(to, ends=written)
-    unset = _pending(steps, range(256))
-    texts = ((text, sorted(reads[at] & unset.get(at, frozenset()))) for at, _, text in code)
-    return [(text, registers) for text, registers in texts if registers]
+    code = _read_code(listing)
+    unset = _pending(code, lambda text: (_uniforms(text)[1], ()), range(256))
+    reads = [(text, _uniforms(text)[0] & unset.get(at, set())) for at, (text, _) in code.items()]
+    return [(text, sorted(registers)) for text, registers in reads if registers]
 
 
-def _uniforms(operation: str, operands: str) -> tuple[set[int], set[int]]:
+@cache
+def _uniforms(text: str) -> tuple[set[int], set[int]]:
     """Return the uniform registers that an instruction reads, and those that it writes."""
+    operation, _, operands = text.partition(" ")
     first, _, rest = operands.partition(",")
     writer, written = _WRITERS.match(operation), set()
     if writer and (match := re.match(r"UR(\d+)$", first.strip())):
