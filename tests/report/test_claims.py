@@ -1,4 +1,10 @@
-"""The claims on the paper's own values, and on failing, larger, smaller and missing values."""
+"""The claims on the paper's own values, and on failing, larger, smaller and missing values.
+
+A setting is a frame of cells, from its tables, and records, with its checks and models. `PAPER` and
+`records()` are those of a setting that measured exactly what the paper prints. Each test changes
+some (`changed`), removes some (`gone`) or spoils checks (`with_checks`), and asks for the verdicts
+(`judged`).
+"""
 
 import math
 from functools import partial
@@ -12,8 +18,14 @@ from report import claims, paper, stats
 from report.evidence import Evidence, Term, below, compare, outcome
 
 GPU = "NVIDIA GeForce RTX 5090"
+# Claims that the paper's own tables decide, and those that checks of the code decide.
 TABLES_DECIDE = (*range(1, 15), 17, 19, 20, 21)
 CHECKED = (15, 18, 22, 23, 24)
+INTERNAL, LAYERS = "relation_internal", "app-structural-layerwise"
+SINK, SPECTRUM = "app-structural-sink-profile", "app-structural-spectrum"
+NLL, POWERS, MEMORY = "app-nll", "token-mixing-complexity", "app-prod-fr-fa"
+SPEED, ABLATION = "efficient-relation", "app-ablation"
+GOOD, PARTLY, BAD, OPEN = "reproduced", "direction only", "not reproduced", "not tested"
 EMPTY = {"text": None, "low": math.nan, "high": math.nan, "n": 1, "status": "ok", "reason": ""}
 
 
@@ -25,14 +37,13 @@ def paper_cells() -> pd.DataFrame:
             text = row["paper"] if row["unit"] == "text" else None
             of = {"table": path.stem, "text": text, "value": row["paper_value"]}
             rows.append(EMPTY | row | of)
-    for table in ("efficient-relation", "app-prod-fr-fa", "app-linear-long"):
+    for table in (SPEED, MEMORY, "app-linear-long"):
         rows.append(beyond(table, "setting", "device", text=GPU, unit="text"))
-    rows += [beyond("efficient-relation", s, "fixed.context", value=1024.0) for s in paper.SCALES]
-    for row, power in (("linear", 1.0), ("full-flash", 2.0), ("mha", 2.0)):
-        ends = {"low": power - 0.05, "high": power + 0.05}
-        rows.append(beyond("token-mixing-complexity", row, "time_exponent", value=power, **ends))
-    for row, power in (("linear", 0.0), ("full-flash", 1.0)):
-        rows.append(beyond("token-mixing-complexity", row, "state_exponent", value=power))
+    rows += [beyond(SPEED, s, "fixed.context", value=1024.0) for s in paper.SCALES]
+    for row, of_time, of_state in (("linear", 1.0, 0.0), ("full-flash", 2.0, 1.0)):
+        ends = {"low": of_time - 0.05, "high": of_time + 0.05}
+        rows.append(beyond(POWERS, row, "time_exponent", value=of_time, **ends))
+        rows.append(beyond(POWERS, row, "state_exponent", value=of_state))
     return pd.DataFrame([row | {"by_seed": {}} for row in rows])
 
 
@@ -93,29 +104,26 @@ def changed(table: str, row: str, column: str, value=None, statistic=None, **new
 
 
 def gone(table: str, row: str = ".*", column: str = ".*", status="not run", reason="so it was"):
+    """The paper's cells with some that have no value."""
     return changed(table, row, column, math.nan, text=None, status=status, reason=reason)
 
 
 def with_checks(name: str, **fields) -> SimpleNamespace:
+    """Records in which the checks of this name have other fields."""
     made = records()
     made.checks.loc[made.checks["name"] == name, list(fields)] = list(fields.values())
     return made
 
 
 def test_the_papers_own_values_are_reproduced_wherever_the_tables_decide() -> None:
-    by_claim = judged(PAPER[PAPER["table"] != "token-mixing-complexity"], records(checks=[]))
+    by_claim = judged(PAPER[PAPER["table"] != POWERS], records(checks=[]))
     assert list(by_claim) == list(range(1, 25))
     verdicts = {number: one.verdict for number, one in by_claim.items()}
-    wanted = {n: "reproduced" if n in TABLES_DECIDE else "not tested" for n in verdicts}
+    wanted = {n: GOOD if n in TABLES_DECIDE else OPEN for n in verdicts}
     assert verdicts == wanted and all(one.reason for one in by_claim.values())
-    assert {one.verdict for one in judged().values()} == {"reproduced"}
+    assert {one.verdict for one in judged().values()} == {GOOD}
 
 
-INTERNAL, LAYERS = "relation_internal", "app-structural-layerwise"
-SINK, SPECTRUM = "app-structural-sink-profile", "app-structural-spectrum"
-NLL, POWERS, MEMORY = "app-nll", "token-mixing-complexity", "app-prod-fr-fa"
-SPEED, ABLATION = "efficient-relation", "app-ablation"
-GOOD, PARTLY, BAD, OPEN = "reproduced", "direction only", "not reproduced", "not tested"
 # Every part of every claim, with values at its bounds.
 BOUNDS = [
     (1, BAD, NLL, "30M/mean", "delta", 0.1),
@@ -180,16 +188,16 @@ def test_a_bound_lies_where_the_rule_says(number, verdict, table, row, column, n
      (23, "dg", 0.1), (24, "no later token", 0.1)],
 )  # fmt: skip
 def test_an_error_beyond_its_bound_fails(number: int, name: str, error: float) -> None:
-    assert judged(of=with_checks(name, error=error))[number].verdict == "not reproduced"
+    assert judged(of=with_checks(name, error=error))[number].verdict == BAD
 
 
 def test_another_number_of_parameters_fails() -> None:
-    assert judged(of=records(hybrid=31_967_570))[17].verdict == "not reproduced"
+    assert judged(of=records(hybrid=31_967_570))[17].verdict == BAD
     assert judged()[17].evidence[0].note == ""  # an existing count is not called missing
     mini = records(hybrid=1234)
     mini.models["d_model"] = 32
     claim = judged(of=mini)[17]
-    assert claim.verdict == "not tested" and "d_model is 32, the paper's 480" in claim.reason
+    assert claim.verdict == OPEN and "d_model is 32, the paper's 480" in claim.reason
 
 
 TIME = POWERS, "linear", "time_exponent"
@@ -224,30 +232,30 @@ def test_nothing_that_was_not_made_is_tested() -> None:
     verdicts = judged(of=records([], planned=[("checks", "the GPU was taken")]))
     for number in CHECKED:
         claim = verdicts[number]
-        assert claim.verdict == "not tested" and "GPU was taken" in claim.reason
+        assert claim.verdict == OPEN and "GPU was taken" in claim.reason
     empty = PAPER.assign(value=math.nan, text=None, status="not run", n=0, reason="not run")
-    assert all(one.verdict == "not tested" for n, one in judged(empty).items() if n < 15)
+    assert all(one.verdict == OPEN for n, one in judged(empty).items() if n < 15)
 
 
 def test_only_the_kernel_speaks_for_the_kernel() -> None:
     made = with_checks("Y", operator="tiled")
     made.checks.loc[made.checks["name"] == "dp1", "operator"] = "tiled"
     claim = judged(of=made)[15]
-    assert claim.verdict == "not tested" and "not the kernel" in claim.reason
+    assert claim.verdict == OPEN and "not the kernel" in claim.reason
     made.checks.loc[made.checks["name"] == "dp1", "error"] = 1.0
-    assert judged(of=made)[15].verdict == "not reproduced"
+    assert judged(of=made)[15].verdict == BAD
 
 
 @pytest.mark.parametrize("drop, lost, verdict", [
-    ([], ["10M/42"], "reproduced"),
-    ([], ["10M/42", "30M/43"], "not reproduced"),
-    (["10M/42"], ["30M/42"], "not tested"),
-    (["10M/42", "100M/43"], [], "not tested"),
-    (["10M/42", "100M/43"], ["30M/42", "30M/43"], "not reproduced"),
+    ([], ["10M/42"], GOOD),
+    ([], ["10M/42", "30M/43"], BAD),
+    (["10M/42"], ["30M/42"], OPEN),
+    (["10M/42", "100M/43"], [], OPEN),
+    (["10M/42", "100M/43"], ["30M/42", "30M/43"], BAD),
 ])  # fmt: skip
 def test_missing_pairs_leave_the_wins_open_only_where_they_matter(drop, lost, verdict) -> None:
     cells = PAPER.copy()
-    of_pairs = (cells["table"] == "app-nll") & (cells["column"] == "delta")
+    of_pairs = (cells["table"] == NLL) & (cells["column"] == "delta")
     cells.loc[of_pairs, "value"] = -0.1
     cells.loc[of_pairs & cells["row"].isin(lost), "value"] = 0.1
     cells.loc[of_pairs & cells["row"].isin(drop), ["value", "status"]] = [math.nan, "not run"]
@@ -255,45 +263,45 @@ def test_missing_pairs_leave_the_wins_open_only_where_they_matter(drop, lost, ve
     assert claim.verdict == verdict
     assert (claim.evidence[0].n, claim.evidence[0].ours) == (9 - len(drop), 9 - len(drop + lost))
     # Each of these shares is compatible with one pair lost in nine.
-    assert bool(claim.not_established) == (verdict != "not tested")
+    assert bool(claim.not_established) == (verdict != OPEN)
     won, n = int(claim.evidence[0].ours), claim.evidence[0].n
     low, high = scipy.stats.beta.ppf([0.025, 0.975], [won, won + 1], [n - won + 1, n - won])
     interval = f"95% interval of the share won: {low:.0%} to {1 if won == n else high:.0%}"
-    assert (interval in claim.evidence[0].note) == (verdict != "not tested")
+    assert (interval in claim.evidence[0].note) == (verdict != OPEN)
     cells.loc[of_pairs, "value"] = 0.1
-    assert judged(cells)[2].verdict == "not reproduced" and not judged(cells)[2].not_established
+    assert judged(cells)[2].verdict == BAD and not judged(cells)[2].not_established
 
 
 def test_a_loss_that_is_never_reached_spares_no_tokens() -> None:
-    for seeds, verdict in (("42", "direction only"), ("4[23]", "not reproduced")):
+    for seeds, verdict in (("42", PARTLY), ("4[23]", BAD)):
         cells = gone("app-token-efficiency", f"100M/{seeds}", "reduction", "not reached")
         assert judged(cells)[3].verdict == verdict
     cells = gone("app-token-efficiency", "100M/42", "reduction", "not reached")
     cells.loc[cells["row"] == "100M/43", "value"] = math.nan  # one of the two that ended
-    assert judged(cells)[3].verdict == "not reproduced"
+    assert judged(cells)[3].verdict == BAD
 
 
 def test_other_models_texts_and_devices_test_nothing_of_the_papers() -> None:
     mini = judged(changed("app-configs", ".*", "geometry", text="2/16/2x8/32"))
     for number, one in mini.items():
         paper_models = number in TABLES_DECIDE
-        assert one.verdict == ("not tested" if paper_models else "reproduced"), number
+        assert one.verdict == (OPEN if paper_models else GOOD), number
     assert "geometry of 10M is 2/16/2x8/32, the paper's 6/384" in mini[1].reason
     short = judged(changed("app-configs", ".*", "tokens", text="1M"))
-    assert short[1].verdict == short[9].verdict == "not tested"
-    assert short[5].verdict == short[13].verdict == "reproduced"
-    assert judged(changed("app-configs", "30M", "data", text="Books"))[17].verdict == "not tested"
-    for device, verdict in (("NVIDIA H200", "reproduced"), ("CPU (x86_64)", "not tested")):
+    assert short[1].verdict == short[9].verdict == OPEN
+    assert short[5].verdict == short[13].verdict == GOOD
+    assert judged(changed("app-configs", "30M", "data", text="Books"))[17].verdict == OPEN
+    for device, verdict in (("NVIDIA H200", GOOD), ("CPU (x86_64)", OPEN)):
         verdicts = judged(changed(".*", ".*", "device", text=device))
         assert {verdicts[n].verdict for n in (12, 13, 14)} == {verdict}
-        assert verdicts[21].verdict == "not tested"
+        assert verdicts[21].verdict == OPEN
 
 
 def test_flow_of_relation_without_that_of_mha_decides_nothing() -> None:
     cells = gone(INTERNAL, "100M", "l[012]_(self|effrank).(mha|ratio)")
     cells.loc[(cells["row"] == "100M") & (cells["column"] == "l2_exchange.full"), "value"] = 10.0
     verdicts = judged(cells)
-    assert verdicts[9].verdict == "reproduced" and "MHA of 100M: so it was" in verdicts[9].reason
+    assert verdicts[9].verdict == GOOD and "MHA of 100M: so it was" in verdicts[9].reason
 
 
 def test_layers_that_chose_a_reading_do_not_test_the_paper() -> None:
@@ -302,9 +310,9 @@ def test_layers_that_chose_a_reading_do_not_test_the_paper() -> None:
     chosen = {n for n, one in verdicts.items() if one.verdict == "chose the setting"}
     assert chosen == {6, 7, 8, 10, 11, 19, 20}
     assert verdicts[8].reason.endswith("its rule alone would give: not reproduced")
-    assert verdicts[9].verdict == "reproduced"
+    assert verdicts[9].verdict == GOOD
     missing = judged(gone(INTERNAL), records(variation=claims.CHOSEN_VARIATION))
-    assert missing[8].verdict == "not tested"
+    assert missing[8].verdict == OPEN
 
 
 def pairs(*deltas: float) -> Term:
@@ -329,7 +337,7 @@ def test_a_loss_that_one_seed_never_reaches_is_not_established() -> None:
         cells = gone("main-results", "100M", "token_reduction", status="not reached")
         cells.loc[cells["status"] == "not reached", "n"] = n
         claim = judged(cells)[3]
-        assert (claim.verdict, claim.not_established) == ("not reproduced", open_)
+        assert (claim.verdict, claim.not_established) == (BAD, open_)
 
 
 def test_differences_are_of_pairs_and_ratios_of_means() -> None:
@@ -337,7 +345,7 @@ def test_differences_are_of_pairs_and_ratios_of_means() -> None:
     under = Term(1.0, 0.05, "1", 2.0, {43: 2.0, 44: 2.0}, n=2, status="ok", reason="")
     assert (over - under).by_seed == {43: 3.0} and (over - under).value == 3.0
     assert (over - under).n == 1
-    lower = judged(changed("app-nll", "10M/mean", "delta", -0.051168))
+    lower = judged(changed(NLL, "10M/mean", "delta", -0.051168))
     assert lower[1].evidence[0].difference == pytest.approx(-0.01)
     assert lower[2].evidence[0].difference is None  # a count out of nine
     assert (over / under).value == 2.5 and (over / under).paper == 2.0
@@ -347,23 +355,17 @@ def test_differences_are_of_pairs_and_ratios_of_means() -> None:
     assert (over / zero).value is None
 
 
-def row(label: str, direction: bool | None, contested: bool = False, **fields) -> Evidence:
-    fields = {"asks_size": False} | fields
-    return Evidence(label, "NLL", direction=direction, contested=contested, **fields)
+def row(label: str, direction: bool, contested: bool = False, **fields) -> Evidence:
+    fields |= {"asks_size": False, "direction": direction, "contested": contested}
+    return Evidence(label, "NLL", **fields)
 
 
 @pytest.mark.parametrize("rows, verdict, not_established", [
-    ([row("a", True), row("b", True)], "reproduced", ""),
-    ([row("a", True, True), row("b", True)], "reproduced", "a"),
-    ([row("a", False, True), row("b", True, True)], "not reproduced", "a"),
-    ([row("a", False, True), row("b", False)], "not reproduced", ""),
-    ([row("a", True), row("b", None, size=False)], "not reproduced", ""),
-    ([row("a", True), row("b", None)], "reproduced", ""),
-    ([row("a", True), row("b", None, essential=True)], "not tested", ""),
-    ([row("a", True), row("b", False, informative=True)], "reproduced", ""),
-    ([row("b", False, informative=True)], "not tested", ""),
-    ([row("a", True, asks_size=True)], "direction only", ""),
-    ([row("a", True, asks_size=True, size=False)], "direction only", ""),
+    ([row("a", True, True), row("b", True)], GOOD, "a"),
+    ([row("a", False, True), row("b", True, True)], BAD, "a"),
+    ([row("a", False, True), row("b", False)], BAD, ""),
+    ([row("a", True), row("b", False, informative=True)], GOOD, ""),
+    ([row("b", False, informative=True)], OPEN, ""),
 ])  # fmt: skip
 def test_the_verdict_of_several_rows(rows, verdict: str, not_established: str) -> None:
     assert outcome(rows)[::2] == (verdict, not_established)
@@ -372,11 +374,11 @@ def test_the_verdict_of_several_rows(rows, verdict: str, not_established: str) -
 def test_rows_beside_a_claim_count_for_nothing() -> None:
     further = {"n": 28, "by_seed": {}, "low": 0.01, "high": 0.03}
     more = [
-        beyond("app-nll", "10M/further", "further.planned", value=28.0),
-        beyond("app-nll", "10M/further", "further.delta", value=0.02, **further),
+        beyond(NLL, "10M/further", "further.planned", value=28.0),
+        beyond(NLL, "10M/further", "further.delta", value=0.02, **further),
     ]
     cells = pd.concat([PAPER, pd.DataFrame([{"by_seed": {}} | one for one in more])])
     claim = judged(cells)[1]
     (shown,) = (one for one in claim.evidence if one.informative)
-    assert claim.verdict == "reproduced" and shown.label == "10M, further pairs"
+    assert claim.verdict == GOOD and shown.label == "10M, further pairs"
     assert shown.ours == 0.02 and shown.direction is None and "28 of 28 pairs" in shown.note
