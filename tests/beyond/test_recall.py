@@ -35,7 +35,6 @@ def recalled(tmp_path: Path, spec: Recall) -> pd.DataFrame:
     return records.read(tmp_path / "recall.parquet", "recall")
 
 
-# -- sequences -------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("length", "pairs"), [(4, 1), (16, 2), (64, 16), (512, 64)])
 def test_a_sequence_is_pairs_then_every_key_again(length: int, pairs: int) -> None:
     half = VOCABULARY * 4 // 2
@@ -77,7 +76,6 @@ def test_queries_follow_the_power_law_of_gaps(power: float) -> None:
     assert (np.abs(counts - rows * share) < DEVIATIONS * spread).all()
 
 
-# -- answers ---------------------------------------------------------------------------------------
 class Lookup(torch.nn.Module):
     """Answers with the token after the first occurrence, or with 0 if that is beyond `reach`."""
 
@@ -106,7 +104,6 @@ def test_a_lookup_table_is_right_as_far_as_it_reaches() -> None:
     assert answer(unsure, asked, 7, CPU, "fp32")[1] == pytest.approx(math.log(VOCABULARY))
 
 
-# -- trainings -------------------------------------------------------------------------------------
 def test_a_rate_is_chosen_on_the_first_seed_and_the_others_train_at_it(tmp_path: Path) -> None:
     spec = given(learning_rates=(1e-3, 3e-3), seeds=(1, 2, 3))
     rows = recalled(tmp_path, spec)

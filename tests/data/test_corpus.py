@@ -71,7 +71,6 @@ def fingerprint_of(path: Path) -> str:
     return corpus.fingerprint(str(path))
 
 
-# -- documents and splits --------------------------------------------------------------------------
 def test_held_out_documents_are_those_whose_hash_is_0(texts: Path) -> None:
     as_txt(texts / "a.txt", DOCUMENTS[:30])
     as_parquet(texts / "b.parquet", DOCUMENTS[30:])
@@ -183,7 +182,6 @@ def test_a_download_that_breaks_off_is_told(monkeypatch) -> None:
     assert "owner/name broke off (ConnectionError: reset); run the same command again" in message
 
 
-# -- pieces ----------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     "text, characters, pieces",
     [
@@ -215,7 +213,6 @@ def test_whole_documents_are_split_and_then_cut_and_shuffled(texts: Path) -> Non
     assert read(data_of(texts, document_characters=1), "train") == list("dcbgahef")
 
 
-# -- the tokenizer ---------------------------------------------------------------------------------
 @pytest.mark.parametrize("size", [257, 301, 400])
 def test_a_tokenizer_has_exactly_the_asked_size(tmp_path: Path, size: int) -> None:
     tokenizer = train_tokenizer(DOCUMENTS, size, "corpus")
@@ -229,7 +226,6 @@ def test_a_tokenizer_has_exactly_the_asked_size(tmp_path: Path, size: int) -> No
         assert loaded.token_to_id(END_OF_TEXT) not in ids
 
 
-# -- what is shipped -------------------------------------------------------------------------------
 def test_every_book_of_the_shipped_sample_has_its_source_and_status() -> None:
     splits = [pd.read_parquet(p) for p in sorted((ROOT / "relation/data/sample").iterdir())]
     for split in splits:
@@ -238,7 +234,6 @@ def test_every_book_of_the_shipped_sample_has_its_source_and_status() -> None:
     assert not set(splits[0]["title"]) & set(splits[1]["title"])
 
 
-# -- preparation -----------------------------------------------------------------------------------
 def prepared(data: Data, folder: Path) -> dict[str, bytes]:
     """Prepare a corpus and return the bytes of the files that a run reads, by name."""
     corpus.prepare(data, folder / "out")

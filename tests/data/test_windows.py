@@ -127,7 +127,6 @@ def test_a_file_that_is_not_the_prepared_one_is_refused(tmp_path, content, messa
     assert message in refusal(lambda: open_tokens(path.parent, "train"))
 
 
-# -- documents -------------------------------------------------------------------------------------
 END = 0
 
 

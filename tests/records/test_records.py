@@ -57,9 +57,6 @@ def write(path: Path, kind: str, count: int = 2, **values: object) -> Path:
     return path
 
 
-# Reading and writing
-
-
 @pytest.mark.parametrize("kind", records.KINDS)
 def test_what_is_written_is_read(tmp_path: Path, kind: str) -> None:
     rows = rows_of(kind, 50)
@@ -71,9 +68,6 @@ def test_what_is_written_is_read(tmp_path: Path, kind: str) -> None:
     pd.testing.assert_frame_equal(records.read(tmp_path / "frame.parquet", kind), frame)
     empty = records.without_rows(kind)
     assert empty.empty and list(empty.columns) == records.KINDS[kind].names
-
-
-# Faults
 
 
 def test_a_damaged_file_is_named_in_one_line(tmp_path: Path) -> None:
@@ -184,9 +178,6 @@ def test_a_commit_is_marked_if_files_that_decide_results_differ(tmp_path, monkey
     records.commit.cache_clear()
 
 
-# Pairs
-
-
 def pair(**second: object) -> pd.DataFrame:
     shared = {"order_hash": "o" * 64, "init_hash": "i" * 64, "specification": "{}"}
     return pd.DataFrame(
@@ -208,9 +199,6 @@ def test_runs_that_are_no_pair_are_refused(tmp_path: Path) -> None:
     records.check_pairs(pair(**separate))
     with pytest.raises(InputError):
         records.check_pairs(pair(**separate, order_hash="x" * 64))
-
-
-# Joining and publishing
 
 
 @pytest.fixture
@@ -345,9 +333,6 @@ def test_one_publish_at_a_time(results: Path) -> None:
     with records.held(results / "books" / "work" / "publish.lock", "publish of books"):
         message = refusal(lambda: records.publish("books"), RunError)
     assert "publish of books is already running" in message
-
-
-# What is shipped
 
 
 SHIPPED = sorted(records.PUBLISHED.glob("*/runs.parquet"))

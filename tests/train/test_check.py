@@ -110,7 +110,6 @@ def test_exchange_with_itself_and_with_the_future_is_seen() -> None:
     assert not any(error <= 1 for error in errors.values())
 
 
-# -- gradients -------------------------------------------------------------------------------------
 def planted(monkeypatch: pytest.MonkeyPatch, factors: dict[str, float]) -> None:
     """Scale gradients of only the checked step, by parameter, like a faulty compiler."""
 

@@ -199,7 +199,6 @@ def test_a_pair_starts_alike_and_reads_alike(trained: Path, data: Path, tmp_path
     assert full["parameters"] - mha["parameters"] == 4 * (1 + 1)  # lambda and one angle per layer
 
 
-# -- resume ----------------------------------------------------------------------------------------
 def test_a_run_killed_by_sigkill_goes_on_to_the_same_bits(trained, data, tmp_path) -> None:
     """It saves after each update and is killed in the fourth."""
     changes = {"checkpoint_seconds": 1e-9}
@@ -299,7 +298,6 @@ def test_a_full_disk_is_one_line_and_costs_no_more_than_a_save(
     assert begun == [3, 4, 5]
 
 
-# -- failures --------------------------------------------------------------------------------------
 def test_a_run_that_diverges_is_stopped_and_saves_no_broken_state(data, tmp_path) -> None:
     """Update 1 moves the weights out of FP32's range. The loss shows it in update 2."""
     run = small_run(learning_rate=1e38, checkpoint_seconds=1e-9)
@@ -366,7 +364,6 @@ def test_weights_that_only_the_last_update_breaks_are_no_result(data, tmp_path, 
     assert not (tmp_path / "out").exists()
 
 
-# -- several processes -----------------------------------------------------------------------------
 def test_two_processes_train_the_run_of_one_and_go_on_where_they_were_killed(
     data, tmp_path
 ) -> None:

@@ -1,6 +1,5 @@
 """The tiny campaign end to end, in a copy of the project; and which changes repeat which job."""
 
-import json
 import os
 import re
 import shutil
@@ -44,13 +43,9 @@ def test_every_kind_of_record_is_made_and_carries_its_specification(project: Pat
     frames = records.load(project / "results/tiny")
     for kind in records.FILES:
         assert len(frames[kind]), kind
-    runs = frames["runs"].set_index(["scale", "variation", "variant", "seed"])
-    assert len(runs) == len(campaign.runs) == 2
-    for run in campaign.runs:
-        row = runs.loc[(run.scale, run.variation, run.variant, run.seed)]
-        assert row["hash"] == run.hash
-        assert json.loads(row["specification"]) == run.specification()
-        assert row["trained_tokens"] == 600 and 3 < row["final_nll"] < 7
+    runs = frames["runs"]
+    assert set(runs["hash"]) == {run.hash for run in campaign.runs} and len(runs) == 2
+    assert (runs["trained_tokens"] == 600).all() and runs["final_nll"].between(3, 7).all()
     assert set(frames["flow"]["hash"]) == {run.flow_hash for run in campaign.runs}
     assert "Tiny" in (project / "results/tiny/report/index.html").read_text()
 
