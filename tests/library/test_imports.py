@@ -28,10 +28,8 @@ def room(name: str) -> str | None:
 
 
 def imported(path: Path) -> set[str]:
-    """The rooms that a file imports, in functions too. Imports for types do not count."""
+    """The rooms that a file imports, in functions and for types too."""
     nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
-    typed = [n for n in nodes if isinstance(n, ast.If) and "TYPE_CHECKING" in ast.unparse(n.test)]
-    nodes = set(nodes) - {inside for block in typed for inside in ast.walk(block)}
     names = {
         f"{n.module}.{a.name}" for n in nodes if isinstance(n, ast.ImportFrom) for a in n.names
     }
