@@ -21,46 +21,28 @@ from relation.kernels import common
 NUMBER = 10_000
 
 
-class Utils:
-    def load_binary(self, name, kernel, shared, device):
-        return None, 0, 0, 0, 1024
-
-    def unload_module(self, module) -> None:
-        pass
-
-    def get_device_properties(self, device) -> dict[str, int]:
-        return {"max_shared_mem": 232_448, "multiprocessor_count": 132}
-
-    def fill_tma_descriptor_tiled(self, *numbers) -> tuple:
-        """Return the arguments themselves instead of a tensor map."""
-        return numbers
-
-    fill_tma_descriptor = fill_tma_descriptor_tiled  # Triton 3.6
-
-    def build_signature_metadata(self, signature) -> bytes:
-        return b""
-
-    def launch(self, *arguments) -> None:
-        pass
+# In place of Triton's module in C.
+UTILS = SimpleNamespace(
+    load_binary=lambda *given: (None, 0, 0, 0, 1024),
+    unload_module=lambda module: None,
+    get_device_properties=lambda device: {"max_shared_mem": 232_448, "multiprocessor_count": 132},
+    fill_tma_descriptor_tiled=lambda *numbers: numbers,  # themselves instead of a tensor map
+    fill_tma_descriptor=lambda *numbers: numbers,  # Triton 3.6
+    build_signature_metadata=lambda signature: b"",
+    launch=lambda *arguments: None,
+)
 
 
-class FakeDriver:
-    """Answers what Triton's JIT asks a driver, for one architecture."""
-
-    launcher_cls = nvidia.CudaLauncher
-
-    def __init__(self, architecture: str):
-        self.target = GPUTarget("cuda", int(architecture.removeprefix("sm_")), 32)
-        self.utils = Utils()
-
-    def get_current_target(self) -> GPUTarget:
-        return self.target
-
-    def get_current_device(self) -> int:
-        return NUMBER
-
-    def get_current_stream(self, device) -> int:
-        return 0
+def fake_driver(architecture: str) -> SimpleNamespace:
+    """What Triton's JIT asks a driver, for one architecture."""
+    target = GPUTarget("cuda", int(architecture.removeprefix("sm_")), 32)
+    return SimpleNamespace(
+        launcher_cls=nvidia.CudaLauncher,
+        utils=UTILS,
+        get_current_target=lambda: target,
+        get_current_device=lambda: NUMBER,
+        get_current_stream=lambda device: 0,
+    )
 
 
 @contextmanager
@@ -75,11 +57,11 @@ def fake_gpu(architecture: str) -> Iterator[dict[str, list]]:
         kernels = fn.jit_function.device_caches[NUMBER][0]
         compiled[fn.jit_function.__name__] = list(kernels.values())
 
-    driver._active = FakeDriver(architecture)
+    driver._active = fake_driver(architecture)
     triton.knobs.runtime.jit_post_compile_hook = note
     # Replacements for Triton's modules in C; Triton 3.6 compiles one for each kernel.
     in_c = {"PyKernelArg": SimpleNamespace, "ARG_CONSTEXPR": 0, "ARG_KERNEL": 1, "ARG_TUPLE": 2}
-    in_c |= {"compile_module_from_src": lambda **given: driver._active.utils}
+    in_c |= {"compile_module_from_src": lambda **given: UTILS}
     in_c |= {"library_dirs": lambda: []}
     forgotten = patch.dict(common.COMPILED, clear=True)
     try:

@@ -25,7 +25,7 @@ if INTERPRETED:
     pytest.skip("the interpreter compiles nothing", allow_module_level=True)
 
 import triton
-from fake_gpu import Utils, fake_gpu
+from fake_gpu import UTILS, fake_gpu
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
@@ -158,7 +158,7 @@ def call_flash(launches: Launches, documents=False, dtype=torch.bfloat16) -> Non
 def test_a_call_that_comes_again_is_launched_as_triton_launched_it(monkeypatch):
     """`common.start` finds the compiled kernel and passes the same arguments in the same order."""
     launched = []
-    monkeypatch.setattr(Utils, "launch", lambda self, *given: launched.append(given))
+    monkeypatch.setattr(UTILS, "launch", lambda *given: launched.append(given))
     monkeypatch.setattr(torch.Tensor, "data_ptr", lambda self: 4096)  # results have other addresses
 
     def seen(x):

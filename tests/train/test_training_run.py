@@ -58,26 +58,22 @@ def masked(request, trained: Path, data: Path, tmp_path_factory) -> tuple:
     return out, document_mask(request.param, data)
 
 
-def at_update(monkeypatch, update: int, action) -> list[int]:
-    """Call `action` when an update of the next run begins. The list collects begun updates."""
-    begun: list[int] = []
-
-    def schedule(before: int, *arguments) -> float:
-        begun.append(before // UPDATE + 1)
-        if begun[-1] == update:
-            action()
-        return wsd(before, *arguments)
-
-    monkeypatch.setattr(engine, "wsd", schedule)
-    return begun
-
-
 class DiedError(Exception):
     """Stands for the death of the process."""
 
 
-def die() -> None:
-    raise DiedError
+def begun_updates(monkeypatch, dies: int | None = None) -> list[int]:
+    """Return a list that collects the updates that runs begin. A run dies in update `dies`."""
+    begun: list[int] = []
+
+    def schedule(before: int, *arguments) -> float:
+        begun.append(before // UPDATE + 1)
+        if begun[-1] == dies:
+            raise DiedError
+        return wsd(before, *arguments)
+
+    monkeypatch.setattr(engine, "wsd", schedule)
+    return begun
 
 
 def test_the_record_says_what_was_trained_on_what(trained: Path, data: Path) -> None:
@@ -225,7 +221,7 @@ def state(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     code.parent.mkdir(parents=True)
     code.write_text("before")
     monkeypatch.setattr(records, "PROJECT", tmp_path / "project")
-    at_update(monkeypatch, 4, die)
+    begun_updates(monkeypatch, dies=4)
     with pytest.raises(DiedError):
         train_in(tmp_path, data, small_run(checkpoint_seconds=1e-9))
     (state,) = (tmp_path / "resume").glob("*.safetensors")
@@ -237,7 +233,7 @@ def test_a_damaged_state_is_told_and_the_run_starts_anew(
     trained, data, tmp_path, monkeypatch, capsys, state, kept
 ) -> None:
     state.write_bytes(state.read_bytes()[:kept])
-    begun = at_update(monkeypatch, 0, die)
+    begun = begun_updates(monkeypatch)
     out = train_in(tmp_path, data, small_run())
     assert begun[0] == 1 and f"warning: {state} is not used" in capsys.readouterr().err
     assert_same_run(out, trained)
@@ -267,7 +263,7 @@ def test_a_state_is_used_where_nothing_that_decides_changed(
     elif changed not in changes:
         (project / changed).parent.mkdir(exist_ok=True)
         (project / changed).write_text("after")
-    begun = at_update(monkeypatch, 0, die)
+    begun = begun_updates(monkeypatch)
     out = train_in(tmp_path, data, run)
     assert begun[0] == begins
     is_refused = "is not used (other code, data, execution" in capsys.readouterr().err
@@ -290,10 +286,9 @@ def test_a_full_disk_is_one_line_and_costs_no_more_than_a_save(
             raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
     monkeypatch.setattr(checkpoint, "save_file", save_file)
-    at_update(monkeypatch, 0, die)
     run = small_run(checkpoint_seconds=1e-9)
     assert "No space left" in refusal(lambda: train_in(tmp_path, data, run), RunError)
-    begun = at_update(monkeypatch, 0, die)
+    begun = begun_updates(monkeypatch)
     assert_same_run(train_in(tmp_path, data, run), trained)
     assert begun == [3, 4, 5]
 
