@@ -15,17 +15,19 @@ from relation.errors import InputError
 CPU = torch.device("cpu")
 
 
+FAULTS = {
+    "memory": torch.OutOfMemoryError("Tried to allocate 20.00 GiB.\nMore lines"),
+    "handle": RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"),
+    "absent": InputError("no such library; install it"),
+    "bug": ValueError("a bug"),
+}
+
+
 def meet(what: str) -> None:
     if what == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
-    if what == "memory":
-        raise torch.OutOfMemoryError("Tried to allocate 20.00 GiB.\nMore lines")
-    if what == "handle":
-        raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate")
-    if what == "absent":
-        raise InputError("no such library; install it")
     if what:
-        raise ValueError("a bug")
+        raise FAULTS[what]
 
 
 def planted(device: torch.device, *, met: tuple = ()):

@@ -44,21 +44,18 @@ def made_by_transformers(text: Tensor | None, places: Tensor | None) -> Tensor:
     return make(config, embeddings, text, None, position_ids=places)
 
 
-class Layer(torch.nn.Module):
+def attention() -> torch.nn.Module:
     """An attention module with the attributes that the interface reads."""
-
-    layer_idx = 0
-
-    def __init__(self):
-        super().__init__()
-        self.lam = torch.nn.Parameter(LAM.clone())
+    module = torch.nn.Module()
+    module.layer_idx, module.lam = 0, torch.nn.Parameter(LAM.clone())
+    return module
 
 
 @each_sharing
 @pytest.mark.parametrize("case", ["causal", "padding", "documents", "window", "cache"])
 def test_what_is_computed_is_full_relation(kv_heads, case):
     """Compare with the operator and its documents; the window is wider than the text."""
-    layer = Layer()
+    layer = attention()
     q, k, v = normal(2, 4, 9, 6, seed=1), *(normal(2, kv_heads, 9, 6, seed=s) for s in (2, 3))
     ids = torch.tensor([[0] * 4 + [1] * 5, [0] * 9])
     place = torch.arange(9)
@@ -156,7 +153,7 @@ def test_documents_need_no_square_of_the_length():
 @pytest.mark.parametrize("step", [
     ops.attention_step,
     lambda q, k, v: ops.full_relation_step(q, k, v, LAM),
-    lambda q, k, v: relation_attention(Layer(), q, k, v, None)[0],
+    lambda q, k, v: relation_attention(attention(), q, k, v, None)[0],
 ])  # fmt: skip
 def test_grouped_heads_decode_without_copying_history(step):
     q, k, v = normal(1, 8, 1, 16, seed=1), *(normal(1, 2, 900, 16, seed=s) for s in (2, 3))
@@ -291,7 +288,7 @@ def test_a_sliding_window_hides_the_tokens_before_it():
 
 def attend(**options) -> Tensor:
     x = normal(1, 2, 3, 6, seed=1)
-    return relation_attention(Layer(), x, x, x, None, **options)
+    return relation_attention(attention(), x, x, x, None, **options)
 
 
 def see() -> None:
@@ -331,7 +328,7 @@ def test_what_relation_has_not_is_refused(call, message):
 def test_a_mask_that_is_not_causal_is_refused(first, wrong):
     """A mask for the tokens from `first` on, which was causal and is changed in place."""
     x, mask = normal(1, 2, 9, 6, seed=1), torch.ones(1, 1, 9, 9).tril()[:, :, first:].bool()
-    call = partial(relation_attention, Layer(), x[:, :, first:], x, x, mask)
+    call = partial(relation_attention, attention(), x[:, :, first:], x, x, mask)
     call()
     mask.copy_(wrong(mask))
     assert "sees later ones, or not itself" in refusal(call)
