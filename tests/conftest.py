@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -114,3 +115,13 @@ def planned_jobs(project: Path, *arguments: str) -> dict[str, int]:
             for row in iter(lambda: next(lines, "").split(), []):
                 jobs[row[0]] = int(row[1])
     return {rule: count for rule, count in jobs.items() if rule not in ("all", "total")}
+
+
+def until(what: Callable[[], object], seconds: float) -> object:
+    """Wait until `what` returns something true, and return it."""
+    deadline = time.monotonic() + seconds
+    while not (actual := what()):
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"not so within {seconds} s")
+        time.sleep(0.1)
+    return actual

@@ -11,10 +11,11 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from conftest import until
 
 PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 COMMANDS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scancel", "sinfo")
@@ -109,13 +110,3 @@ def cluster(folder: Path) -> Iterator[tuple[Callable[..., list[str]], dict[str, 
         for name in ("slurmd", "slurmctld", "munged"):
             with suppress(FileNotFoundError, ProcessLookupError):
                 os.kill(int((folder / f"{name}.pid").read_text()), signal.SIGTERM)
-
-
-def until(what: Callable[[], object], seconds: float) -> object:
-    """Wait until `what` returns something true, and return it."""
-    deadline = time.monotonic() + seconds
-    while not (actual := what()):
-        if time.monotonic() > deadline:
-            raise RuntimeError(f"not so within {seconds} s; look into the logs of Slurm's folder")
-        time.sleep(0.1)
-    return actual

@@ -6,13 +6,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
 import pytest
-from conftest import copy_project, planned_jobs, run_module, snakemake
+from conftest import copy_project, planned_jobs, run_module, snakemake, until
 
 from relation import plan, records
 
@@ -148,10 +147,7 @@ def killed_once(there: str, kill: Callable, copy: Path, *arguments: str) -> None
         streams = {"stdout": log, "stderr": log, "start_new_session": True}
         process = subprocess.Popen(command, cwd=copy, env=environment, **streams)
     try:
-        deadline = time.monotonic() + 120
-        while not list((copy / "results/tiny").glob(there)):
-            assert process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.02)
+        until(lambda: list((copy / "results/tiny").glob(there)), 120)
     finally:
         kill(process.pid, signal.SIGKILL)
         process.wait()
@@ -175,8 +171,5 @@ def test_a_run_that_outlives_its_snakemake_is_kept(copy: Path) -> None:
     target = f"results/tiny/runs/{name}/run.parquet"
     choice = ("variants=full", "vary=gradient_clip=0.5", "--", target)
     killed_once(f"logs/train/{name}.log", os.kill, copy, *TINY, *choice)
-    deadline = time.monotonic() + 120
-    while not (copy / target).exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    until((copy / target).exists, 120)
     assert planned_jobs(copy, *TINY, *choice) == {}

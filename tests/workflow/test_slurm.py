@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import copy_project, planned_jobs
-from slurm import MISSING, cluster, until
+from conftest import copy_project, planned_jobs, until
+from slurm import MISSING, cluster
 
 from relation import plan, records
 
