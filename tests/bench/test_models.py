@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from test_rounds import crowded
 from training import CPU, small_side, tiny
 
 from relation import records
@@ -72,10 +73,15 @@ def test_one_round_has_no_interval_and_no_corpus_is_an_error(tmp_path):
     assert not (tmp_path / "x.parquet").exists()
 
 
-def test_contexts_are_measured_one_by_one(tmp_path):
+def test_contexts_are_measured_one_by_one(tmp_path, monkeypatch):
+    """Here on a device with room for one process."""
+    held = tmp_path / "held"
+    held.mkdir()
+    monkeypatch.setattr(steps, "updates", lambda *given: crowded(str(held), given[-1]))
     sides = [side("linear", "chunked", T, f"T={T}") for T in (8, 16)]
     rows = measured(bench(*sides, benchmark="linear-long", rounds=1), tmp_path)
     assert list(rows["context"]) == [8, 16] and set(rows["status"]) == {"PASS"}
+    assert not rows["alone"].any()
 
 
 def test_a_loss_that_is_not_finite_is_an_error(tmp_path):

@@ -209,7 +209,6 @@ def check_embeds(device="cpu") -> None:
 HISTORIES = [(False, True), (True, True), (True, False)]
 
 
-@pytest.mark.skipif(INTERPRETED, reason="it would start itself")
 def test_the_interpreter_reproduces_the_steps():
     run_interpreted(__file__)
 

@@ -43,7 +43,6 @@ def in_documents(ends: list[list[int]], device="cuda") -> Documents:
     return Documents.of(torch.stack(ids).to(device))
 
 
-@pytest.mark.skipif(INTERPRETED, reason="it would start itself")
 def test_the_interpreter_reproduces_the_definition():
     run_interpreted(__file__)
 

@@ -91,7 +91,6 @@ def output_of(operator: str, p1, p2, info, g) -> torch.Tensor:
     return kernels.flash_relation(p1, p2, info, torch.tensor(0.5))
 
 
-@pytest.mark.skipif(INTERPRETED, reason="it would start itself")
 def test_the_interpreter_reproduces_the_recurrence():
     run_interpreted(__file__)
 

@@ -55,7 +55,6 @@ def assert_loss_exact(vocabulary: int, dtype: torch.dtype, device: str = "cpu") 
     assert all(map(torch.equal, ours, kernel(logits, targets, IGNORED)))
 
 
-@pytest.mark.skipif(INTERPRETED, reason="it would start itself")
 def test_the_interpreter_reproduces_the_definitions():
     run_interpreted(__file__)
 

@@ -224,7 +224,6 @@ def test_a_long_text_repeats_no_random_numbers(monkeypatch):
     check_chunks(monkeypatch)
 
 
-@pytest.mark.skipif(INTERPRETED, reason="it would start itself")
 def test_the_interpreter_decodes_the_forward():
     run_interpreted(__file__)
 
