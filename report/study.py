@@ -120,7 +120,7 @@ def fair_summary(compared: pd.DataFrame, runs: pd.DataFrame) -> list[str]:
         text = f"{minus(row.over, row.under)}, on 150M tokens: {fair.verdict(row)}. "
         text += f"{of.welch:+.4f} nat/token, {of.seeds} seeds."
         if long:
-            text += f" On 600M tokens, not tested: {long.welch:+.4f}, {long.seeds} seeds."
+            text += f" On 600M tokens (no test planned): {long.welch:+.4f}, {long.seeds} seeds."
         parts.append(text)
     return parts
 
@@ -133,7 +133,7 @@ def worth(fresh: pd.DataFrame, folder: Path) -> None:
         pair = fair.compare_arms(fresh, name, "mha")
         bars.append(Bar(label, pair.welch, colour=COLOUR[kind], kind=style.NAME[kind]))
     bars.sort(key=lambda bar: bar.estimate.value)
-    label = f"final validation NLL − MHA’s, {seeds['mha']} seeds (nat/token)"
+    label = f"final validation NLL − MHA’s (nat/token; MHA: {seeds['mha']} seeds)"
     save(forest(bars, label, margin=fair.MARGIN), folder / "worth.svg")
 
 
