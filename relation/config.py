@@ -383,8 +383,7 @@ def _with_bases(campaign: str, folder: Path) -> dict[str, dict]:
     campaigns = sorted(file.stem for file in folder.glob("*.yaml"))
     if not campaigns:
         raise InputError(f"{folder} has no campaigns; run in the project's folder")
-    contents: dict[str, dict] = {}
-    name, base_of = campaign, ""
+    contents, name, base_of = {}, campaign, ""
     while name is not None:
         check_among(name, campaigns, f"unknown campaign {name!r}{base_of}")
         contents[name] = read(folder / f"{name}.yaml")
@@ -419,11 +418,12 @@ def campaign_values(name: str, folder: Path) -> dict:
     scales = merged["scales"]
     # A base may name a scale that this campaign removes. The campaign's own file must not.
     validated(CampaignSection, contents[name], f"config/{name}.yaml", scales, whole=False)
+    varied = {key: _at_scales(part, scales) for key, part in merged.get("variations", {}).items()}
     if "variations" in merged:
-        parts = {key: _at_scales(part, scales) for key, part in merged["variations"].items()}
-        merged["variations"] = {key: part for key, part in parts.items() if part is not None}
-    if "columns" in merged:
-        parts = [_at_scales(part, scales) for part in merged["columns"]]
+        merged["variations"] = {key: part for key, part in varied.items() if part is not None}
+    if "columns" in merged:  # a base's column goes with its variation
+        gone = [] if "columns" in contents[name] else [k for k, v in varied.items() if v is None]
+        parts = [_at_scales(c, scales) for c in merged["columns"] if c.get("variation") not in gone]
         merged["columns"] = [part for part in parts if part is not None]
     return merged
 

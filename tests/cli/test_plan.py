@@ -236,6 +236,12 @@ def test_a_removed_scale_leaves_the_bases_variations_and_columns(tmp_path: Path)
     assert [*mine(tmp_path, "base: smoke\nscales: {10M-mini: null}").variations] == ["base"]
     books = mine(tmp_path, "base: books\nscales: {30M: null, 100M28pc: null}")
     assert [column.scales for column in books.columns] == [("10M", "100M"), None, None]
+    columns = "columns: [{variation: base}, {variation: gpt2}]"  # gpt2 has only 10M-mini
+    (tmp_path / "config/whole.yaml").write_text(f"base: smoke\n{columns}\n")
+    rest = mine(tmp_path, "base: whole\nscales: {10M-mini: null}")
+    assert [column.variation for column in rest.columns] == ["base"]
+    own = f"base: smoke\nscales: {{10M-mini: null}}\n{columns}"
+    assert "there is no variation 'gpt2'" in refusal(lambda: mine(tmp_path, own))
 
 
 @pytest.mark.parametrize(
