@@ -237,7 +237,7 @@ def _plan(campaign: Campaign, options: Namespace) -> None:
         streams = {stream["path"]: stream for stream in (data.source or {}).get("streams", ())}
         print(f"  text: {data.title}, {data.path or ', '.join(streams)}")
     for name in sorted(campaign.variations.keys() - {run.variation for run in campaign.planned}):
-        print(f"  variation {name} makes no run: its runs equal those of earlier variations")
+        print(f"  variation {name} makes no run: no scale is left, or no run is new")
     shipped = [run for run in campaign.runs if run.hash in campaign.shipped()]
     print(f"{len(campaign.runs)} runs are chosen; {len(shipped)} of them are shipped.")
 

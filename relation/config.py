@@ -395,14 +395,6 @@ def _with_bases(campaign: str, folder: Path) -> dict[str, dict]:
     return contents
 
 
-def _at_scales(part: dict, scales: Collection[str]) -> dict | None:
-    """A variation or column without the scales that do not exist; None if it has no others."""
-    if not part.get("scales"):
-        return part
-    kept = [scale for scale in part["scales"] if scale in scales]
-    return {**part, "scales": kept} if kept else None
-
-
 def campaign_values(name: str, folder: Path) -> dict:
     """A campaign's values, merged over those of its bases.
 
@@ -418,13 +410,6 @@ def campaign_values(name: str, folder: Path) -> dict:
     scales = merged["scales"]
     # A base may name a scale that this campaign removes. The campaign's own file must not.
     validated(CampaignSection, contents[name], f"config/{name}.yaml", scales, whole=False)
-    varied = {key: _at_scales(part, scales) for key, part in merged.get("variations", {}).items()}
-    if "variations" in merged:
-        merged["variations"] = {key: part for key, part in varied.items() if part is not None}
-    if "columns" in merged:  # a base's column goes with its variation
-        gone = [] if "columns" in contents[name] else [k for k, v in varied.items() if v is None]
-        parts = [_at_scales(c, scales) for c in merged["columns"] if c.get("variation") not in gone]
-        merged["columns"] = [part for part in parts if part is not None]
     return merged
 
 

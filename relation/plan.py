@@ -150,6 +150,7 @@ class Campaign:
         """The report's columns, at most four: the campaign's `columns` or the chosen variations."""
         columns = [self._setting(**column.as_dict()) for column in given]
         columns = columns or [self._setting(variation) for variation in chosen]
+        columns = [column for column in columns if self.scales_of(column)]
         if varied:  # its base comes first, the one-off last
             first = next((c for c in columns if c.variation == chosen[0]), self._setting(chosen[0]))
             others = [c for c in columns if c not in (first, self._setting(varied))]
@@ -162,6 +163,11 @@ class Campaign:
         check_among(variation, self.variations, problem)
         title = title or self.variations[variation].get("title", "")
         return Setting(self.name, variation, None if scales is None else tuple(scales), title)
+
+    def scales_of(self, column: Setting) -> list[str]:
+        """The scales that a column may show. Those of a base may be missing in this campaign."""
+        scales = column.scales or self.variations[column.variation].get("scales") or self.scales
+        return [scale for scale in scales if scale in self.matrix.section.scales]
 
     def options(self, scale: str, variation: str, variant: str = "full") -> dict[str, Any]:
         """The options of a run by name, as plain values."""

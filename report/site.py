@@ -183,8 +183,7 @@ def assumptions(campaign: plan.Campaign) -> Iterator[dict[str, Any]]:
     """Yield every option of a run: its meaning, and Full Relation's values by setting and scale."""
     options = []  # by setting: the options of each scale
     for setting in campaign.columns:
-        variation = campaign.variations[setting.variation]
-        scales = setting.scales or variation.get("scales") or campaign.scales
+        scales = campaign.scales_of(setting)
         by_scale = {scale: campaign.options(scale, setting.variation, "full") for scale in scales}
         corpora = campaign.settings["settings"]["corpora"]
         for each in by_scale.values():

@@ -11,6 +11,7 @@ from conftest import ROOT, refusal
 from relation import plan, records
 from relation.jobs import Run
 from relation.variants import ARMS, parameter_count
+from report.site import assumptions
 
 CAMPAIGNS = sorted(path.stem for path in (ROOT / "config").glob("*.yaml"))
 SHIPPED = sorted(
@@ -232,16 +233,13 @@ def test_pairs_beyond_the_matrix_are_trained_and_not_diagnosed(tmp_path) -> None
         assert not any(run.further for run in mine(tmp_path, f"base: books\n{changed}").planned)
 
 
-def test_a_removed_scale_leaves_the_bases_variations_and_columns(tmp_path: Path) -> None:
-    assert [*mine(tmp_path, "base: smoke\nscales: {10M-mini: null}").variations] == ["base"]
-    books = mine(tmp_path, "base: books\nscales: {30M: null, 100M28pc: null}")
-    assert [column.scales for column in books.columns] == [("10M", "100M"), None, None]
-    columns = "columns: [{variation: base}, {variation: gpt2}]"  # gpt2 has only 10M-mini
-    (tmp_path / "config/whole.yaml").write_text(f"base: smoke\n{columns}\n")
-    rest = mine(tmp_path, "base: whole\nscales: {10M-mini: null}")
+def test_a_column_goes_with_the_scales_that_it_shows(tmp_path: Path) -> None:
+    """The base's variation gpt2 has only the scale that the campaign removes."""
+    rest = mine(tmp_path, "base: smoke\nscales: {10M-mini: null}")
     assert [column.variation for column in rest.columns] == ["base"]
-    own = f"base: smoke\nscales: {{10M-mini: null}}\n{columns}"
-    assert "there is no variation 'gpt2'" in refusal(lambda: mine(tmp_path, own))
+    assert {run.variation for run in rest.planned} == {"base"} and list(assumptions(rest))
+    books = mine(tmp_path, "base: books\nscales: {30M: null, 100M28pc: null}")
+    assert [column.variation for column in books.columns] == ["nearest", "gpt2", "residual"]
 
 
 @pytest.mark.parametrize(
