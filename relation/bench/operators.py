@@ -133,7 +133,8 @@ def draw(
     uniform = torch.rand(B, T, H, D, device=device, generator=generator).transpose(1, 2)
     g = -A * 10 ** (2 * uniform - 3)
     forgetful = g.clone()
-    forgetful[..., ::8] = -30 * torch.rand_like(g[..., ::8])
+    strong = torch.rand(g[..., ::8].shape, device=device, generator=generator)
+    forgetful[..., ::8] = -30 * strong
     inputs = {"p1": normal(H), "p2": normal(K), "info": normal(K), "dy": normal(H), "g": g}
     inputs |= {"lam": torch.tensor(0.5, device=device), "forgetful": forgetful}
     return {name: x.requires_grad_(name != "dy") for name, x in inputs.items()}
