@@ -229,10 +229,11 @@ def _plan(campaign: Campaign, options: Namespace) -> None:
 
     # The chosen runs, and how many of them are shipped.
     print(f"{campaign.title}: {campaign.description}")
-    first_models = {(run.scale, run.variant): run.model for run in reversed(campaign.runs)}
-    for scale, variant in dict.fromkeys((run.scale, run.variant) for run in campaign.runs):
-        size = parameter_count(first_models[scale, variant])
-        print(f"  {scale} {variant}: {size:,} parameters")
+    models = {}
+    for run in campaign.runs:
+        models.setdefault((run.scale, run.variant), run.model)
+    for (scale, variant), model in models.items():
+        print(f"  {scale} {variant}: {parameter_count(model):,} parameters")
     for data in {(run.data.title, run.data.path): run.data for run in campaign.runs}.values():
         streams = {stream["path"]: stream for stream in (data.source or {}).get("streams", ())}
         print(f"  text: {data.title}, {data.path or ', '.join(streams)}")

@@ -50,9 +50,20 @@ def cells(settings: list[data.Records]) -> None:
 
 
 def fair_spread(frames: dict[str, pd.DataFrame]) -> None:
-    """Print deviations, primary differences by GPU, and what MHA gains in equal time."""
+    """Print deviations, errors of fitted rates, differences by GPU, gains in equal time."""
     runs, fresh = frames["runs"], fair.runs_of(frames["runs"], "10M")
     print("deviation of final NLL:", fresh.groupby("variant")["final_nll"].std().round(4).to_dict())
+    passes = runs.query("variation == 'long'")["epochs"].unique()
+    print("passes over the text on 600M tokens:", passes)
+    # The error of the fitted rates, of which no interval knows.
+    new = fresh.groupby("variant")["final_nll"].mean()
+    search = runs[runs["variation"].str.match("rate-") & (runs["scale"] == "10M")]
+    for variant, arm_runs in search.groupby("variant"):
+        _, fitted = fair.best_rate(arm_runs)
+        print(f"{variant}, new seeds - fitted: {new[variant] - fitted:+.4f}")
+    searched = search.pivot_table("final_nll", "learning_rate", "variant")
+    print("search - new seeds, by rate:", searched.sub(new).round(4).to_string(), sep="\n")
+    print("search, full - mha:", (searched["full"] - searched["mha"]).round(4).to_dict())
     for device, device_runs in fresh.groupby("device"):
         for over, under in fair.PRIMARY:
             pair = fair.compare_arms(device_runs, over, under)
@@ -183,7 +194,9 @@ def by_anchor(values: pd.DataFrame) -> None:
     unchanged = values[~values["variation"].str.contains("short|lr-")]
     for anchored, group in unchanged.groupby(unchanged["self0"] >= 0.2):
         print("20% or more" if anchored else "less than 20%", "Self flow in layer 0:", end=" ")
-        print(f"{(group['apart'] < 0).sum()} pairs won; layer 0 in the mean of a reading:", end=" ")
+        print(f"{(group['apart'] < 0).sum()} of {len(group)} pairs won", end=", ")
+        print(f"by seed: {group.groupby('seed').size().to_dict()};", end=" ")
+        print("layer 0 in the mean of a reading:", end=" ")
         print(group.groupby("variation")["self0"].mean().agg(["min", "max"]).to_list())
         print(group[["apart", "rho", "self1"]].agg(["mean", "min", "max"]).to_string())
 

@@ -219,7 +219,7 @@ def comparisons(compared: pd.DataFrame, family: str) -> Section:
 
 def elsewhere(runs: pd.DataFrame) -> list[Section]:
     """Return two tables of runs under the conditions of ELSEWHERE: the arms, the differences."""
-    (_, best_attention) = fair.PRIMARY[1]
+    _, best_attention = fair.PRIMARY[1]
     pairs, arm_rows, pair_rows = [*fair.PRIMARY, (best_attention, "mha")], [], []
     for scale, variation, setting in ELSEWHERE:
         setting_runs = fair.runs_of(runs, scale, variation)
