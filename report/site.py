@@ -71,7 +71,7 @@ def build(campaign: plan.Campaign, out: Path, published: bool) -> None:
             "differences": differences,
             "tuned": next((each.summary for each in sections if each.summary), ()),
             "cost": overview.cost(cells),
-            "device": " or ".join(cells["text"][cells["column"] == "device"].unique()[:1]),
+            "device": next(iter(cells.loc[cells["column"] == "device", "text"]), ""),
             "tally": [overview.tally(each) for each in judged],
             "claims": by_claim,
             "miniature": miniature,
