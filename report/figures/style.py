@@ -220,5 +220,6 @@ def forest(bars: Sequence[Bar], label: str, width: float = NARROW, margin: float
     if margin:
         look = {"color": MUTED, "alpha": 0.15, "linewidth": 0}
         axes.axvspan(-margin, margin, label=f"±{margin:g}, counts as equivalent", **look)
-    axes.set(xlabel=label, ylim=(0.4 - len(bars), 0.8))
+    axes.set_ylim(0.4 - len(bars), 0.8)
+    axes.set_xlabel(label, loc="left")  # a long label would be cut off at the left
     return figure
