@@ -63,6 +63,7 @@ onstart:
     try:
         CAMPAIGN.begin(
             prepared=[job.wildcards.data for job in jobs if job.rule.name == "prepare"],
+            trained=[RUN.format(**job.wildcards_dict) for job in jobs if job.rule.name == "train"],
             on_gpu=here and any(job.resources.get("gpu") for job in jobs),
         )
     except (RelationError, OSError) as error:

@@ -282,10 +282,10 @@ def _status(campaign: Campaign, options: Namespace) -> None:
     named, work = [], campaign.folder / "work"
     for run in campaign.runs:
         note = _last_line(campaign.folder / "logs" / "train" / f"{run.name}.log", run.hash)
-        if run.hash in campaign.shipped():
-            state = "shipped"
-        elif records.is_made(campaign.folder / "runs" / run.name / "run.parquet", run.hash):
+        if records.is_made(campaign.folder / "runs" / run.name / "run.parquet", run.hash):
             state = "done"
+        elif run.hash in campaign.shipped():
+            state = "shipped"
         elif re.match(r"[\w.]*error\b", note, re.IGNORECASE):  # our line, or a traceback's last
             state = "failed"
         elif note or (work / f"{run.hash}.safetensors").exists():
@@ -326,7 +326,7 @@ def _generate(campaign: Campaign, options: Namespace) -> None:
     sampling = Sampling(options.temperature, options.top_k, options.top_p, options.seed)
     prompt = tokenizer.encode(options.prompt, add_special_tokens=False).ids
     with machine.claim("cuda" if torch.cuda.is_available() else "cpu") as device:
-        model = load_model(checkpoint, device).eval()
+        model = load_model(checkpoint, device)
         stop = tokenizer.token_to_id(END_OF_TEXT)
         tokens = generate_tokens(model, prompt, options.tokens, sampling, stop)
         print(options.prompt, end="", flush=True)

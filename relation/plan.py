@@ -116,8 +116,8 @@ class Campaign:
         kept = [scale for scale in self.scales if scale in options.get("scales", self.scales)]
         # The change also replaces what the variation sets for single variants.
         overrides = {
-            variant: {key: value for key, value in own.items() if key not in changes}
-            for variant, own in options.get("overrides", {}).items()
+            variant: {key: value for key, value in change.items() if key not in changes}
+            for variant, change in options.get("overrides", {}).items()
         }
         varied = {**options, "overrides": overrides, "title": name, "scales": kept, **changes}
         self.variations[name] = varied
@@ -191,7 +191,10 @@ class Campaign:
         """The hash of every record to make, by the record's path below the campaign's folder."""
         files: dict[str, str] = {}
         corpora: list[str] = []  # read by these jobs
-        for run in (run for run in self.runs if run.hash not in self.shipped()):
+        for run in self.runs:
+            made = self.folder / "runs" / run.name / "run.parquet"
+            if run.hash in self.shipped() and not records.is_made(made, run.hash):
+                continue  # a run that was made here counts before the shipped one
             corpora.append(run.data.name)
             files |= {f"runs/{run.name}/{n}.parquet": run.hash for n in ("run", "losses", "probes")}
             for kind, hash in self.measured(run).items():
@@ -249,15 +252,24 @@ class Campaign:
 
         return max(1, device_count()) * self.runs_per_gpu
 
-    def begin(self, prepared: Iterable[str], on_gpu: bool) -> None:
+    def begin(self, prepared: Iterable[str], trained: Collection[str], on_gpu: bool) -> None:
         """Check what the jobs need before the first one starts, then write `settings_file`.
 
-        prepared: corpora to prepare. Raises InputError if their texts or a needed GPU are missing.
+        prepared: corpora to prepare; trained: runs to train. Raises InputError if texts or a needed
+        GPU are missing, or if finished runs would be trained again because their corpus is lost.
         """
         from relation.data.corpus import check_texts
 
         for name in prepared:
             check_texts(self.data[name])
+            record = self.folder / "data" / name / "data.parquet"
+            for run in map(self.run, () if record.exists() else trained):
+                done = self.folder / "runs" / run.name / "run.parquet"
+                if run.data.name == name and records.is_made(done, run.hash):
+                    raise InputError(
+                        f"{record} is lost, so finished runs such as {run.name} would be trained "
+                        f"again; first make it alone: the same command, ending with `-- {record}`"
+                    )
         if on_gpu:
             from relation.machine import check_gpu
 

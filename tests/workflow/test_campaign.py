@@ -90,10 +90,23 @@ def test_a_deleted_record_is_made_again(copy: Path) -> None:
     assert planned_jobs(copy, *TINY)["train"] == 1
 
 
+def test_a_lost_text_trains_no_finished_run_again(copy: Path) -> None:
+    shutil.rmtree(copy / "results/tiny/data")
+    (copy / f"results/tiny/runs/{RUN}/run.parquet").unlink()
+    refused = snakemake(copy, *TINY, check=False)
+    (line,) = re.findall("^error: .*", refused.stdout, re.MULTILINE)
+    assert refused.returncode and "rule train" not in refused.stdout
+    snakemake(copy, *TINY, "--", re.search("`-- (.*)`", line)[1])
+    assert planned_jobs(copy, *TINY)["train"] == 1
+
+
 def test_what_is_shipped_is_not_made_again_and_is_in_the_report(copy: Path) -> None:
     done = run_module(copy, "relation", "publish", "campaign=tiny")
     assert done.returncode == 0, done.stdout
     before = records.load(copy / "results/tiny")
+    # A run that was made here counts before the shipped one, so it can be trained again.
+    target = f"results/tiny/runs/{RUN}/run.parquet"
+    assert planned_jobs(copy, *TINY, "-R", target, "--", "all")["train"] == 1
     shutil.rmtree(copy / "results/tiny")
     assert planned_jobs(copy, *TINY) == AGAIN
     assert planned_jobs(copy, *TINY, "published=false")["train"] == 2
