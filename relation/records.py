@@ -140,9 +140,10 @@ def is_held(path: Path) -> bool:
 
 @cache
 def commit() -> str:
-    """The git commit, with "+changes" if tracked files that determine results differ from it.
+    """The git commit, with "+changes" if files that determine results differ from it.
 
-    These are the files of relation/, kernels/ and config/. "unknown" without git.
+    These are the files of relation/ and kernels/, and the tracked ones of config/: a campaign of
+    your own is in each record's specification. "unknown" without git.
     """
 
     def git(*arguments: str) -> str:
@@ -150,7 +151,8 @@ def commit() -> str:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
     try:
-        changed = git("status", "-s", "-uno", "--", "relation", "kernels", "config")
+        changed = git("status", "-s", "--", "relation", "kernels")
+        changed += git("status", "-s", "-uno", "--", "config")
         return git("rev-parse", "HEAD") + ("+changes" if changed else "")
     except (FileNotFoundError, subprocess.CalledProcessError):
         return "unknown"

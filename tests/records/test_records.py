@@ -165,16 +165,23 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
 
 def test_a_commit_is_marked_if_files_that_decide_results_differ(tmp_path, monkeypatch) -> None:
     author = ("-c", "user.name=x", "-c", "user.email=x")
-    for folder in ("relation", "docs"):
+    for folder in ("relation", "docs", "config"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "a.txt").write_text("committed")
-    for command in (["init"], ["add", "."], [*author, "commit", "-m", "x"]):
+
+    def git(*command: str) -> None:
         subprocess.run(["git", "-C", tmp_path, *command], check=True, capture_output=True)
+
+    for command in (["init"], ["add", "."], [*author, "commit", "-m", "x"]):
+        git(*command)
     monkeypatch.setattr(records, "PROJECT", tmp_path)
-    for changed, mark in (("docs", ""), ("relation", "+changes")):
-        (tmp_path / changed / "a.txt").write_text("changed")
+    unmarked = ("docs/a.txt", "config/mine.yaml")
+    for changed in (*unmarked, "config/a.txt", "relation/a.txt", "relation/new.py"):
+        (tmp_path / changed).write_text("changed")
         records.commit.cache_clear()
-        assert records.commit()[40:] == mark
+        assert records.commit()[40:] == ("" if changed in unmarked else "+changes")
+        git("clean", "-fdq")
+        git("checkout", ".")
     records.commit.cache_clear()
 
 
