@@ -89,8 +89,8 @@ class Documents:
         runs = (text & ~before).sum(1)  # pieces of text in each row
         if (runs != 1).any():
             row = int((runs != 1).nonzero()[0])
-            found = "no text" if runs[row] == 0 else f"{int(runs[row])} pieces of text"
-            raise InputError(f"row {row} of the padding mask has {found}; give each row one piece")
+            pieces = "no text" if runs[row] == 0 else f"{int(runs[row])} pieces of text"
+            raise InputError(f"row {row} of the padding mask has {pieces}; give each row one piece")
         change = torch.nn.functional.pad(text[:, 1:] != text[:, :-1], (1, 0), value=True)
         return cls._of_first(change)
 
@@ -116,6 +116,11 @@ class Documents:
         end = begins.new_tensor([first.numel()])
         offsets = torch.cat((begins, end)).to(torch.int32)
         return cls(*_bounds(first), offsets, int(offsets.diff().max()))
+
+    def to(self, device: torch.device | str) -> "Documents":
+        """Copy the documents to a device."""
+        tensors = (each.to(device) for each in (self.starts, self.ends, self.offsets))
+        return Documents(*tensors, self.longest)
 
     @property
     def positions(self) -> Tensor:

@@ -103,6 +103,10 @@ class ModelConfig:
         for name in ("vocab_size", "d_model", "heads", "d_ff"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        for name in ("tau", "rope_base", "norm_eps"):
+            if not 0 < getattr(self, name) < math.inf:
+                problem = f"{name} is {getattr(self, name)}; it must be positive and finite"
+                raise InputError(problem)
         d, heads, shared = self.d_model, self.heads, self.shared_heads
         mixes_heads = self.givens and not set(self.layout).isdisjoint((FULL, LINEAR))
         for fits, problem in (
@@ -119,7 +123,6 @@ class ModelConfig:
             (not mixes_heads or shared % 2 == 0,
              f"Givens mixing pairs heads of information, and their number, {shared}, is odd; give "
              "givens=False, or an even number of heads (of kv_heads, if that is set)"),
-            (0 < self.tau < math.inf, f"tau is {self.tau}; it must be positive and finite"),
             (not self.null_logit or MHA in self.layout,
              f"null_logit needs MHA layers, and layout {self.layout!r} has none"),
             (self.linear_init in (None, "torch"),
@@ -130,7 +133,11 @@ class ModelConfig:
 
     @classmethod
     def for_variant(cls, variant: str, layers: int = 0, heads: int = 0, **options) -> "ModelConfig":
-        """The model of a named variant; `options` are further fields of ModelConfig."""
+        """The model of a named variant; `options` are further fields of ModelConfig.
+
+        heads: of the variants with several heads; Single head has 1. Raises InputError for an
+        option that contradicts the variant.
+        """
         check_among(variant, VARIANTS, f"unknown variant {variant!r}")
         for name in options:
             check_among(name, ("layers", *cls.__dataclass_fields__), f"a model has no {name!r}")
@@ -138,8 +145,12 @@ class ModelConfig:
         if layers < 1 or layers % len(pattern):
             advice = f"give layers, a multiple of {len(pattern)}, not {layers}"
             raise InputError(f"{title} repeats the layers {pattern}; {advice}")
-        layout = pattern * (layers // len(pattern))
-        return cls(**{"layout": layout, "heads": heads, **options, **VARIANTS[variant].changes})
+        fixed = {"layout": pattern * (layers // len(pattern)), **VARIANTS[variant].changes}
+        for name in options.keys() & fixed.keys():
+            if options[name] != fixed[name]:
+                problem = f"{title} has {name} {fixed[name]!r}, not {options[name]!r}"
+                raise InputError(f"{problem}; leave it out, or give ModelConfig all its fields")
+        return cls(**{"heads": heads, **options, **fixed})
 
     @property
     def layers(self) -> int:

@@ -30,7 +30,7 @@ from relation.variants import FULL, ModelConfig, check_type
 
 # Defaults of a 10M model: transformers also makes a configuration without arguments, to compare.
 _FIELDS = {f.name: None if f.default is MISSING else f.default for f in fields(ModelConfig)}
-_FIELDS |= {"vocab_size": 4096, "d_model": 384, "heads": 8, "d_ff": 768, "layout": FULL * 6}
+_FIELDS |= {"vocab_size": 4096, "d_model": 384, "heads": 8, "d_ff": None, "layout": FULL * 6}
 # Trainer, generation and tokenizers pass these to every model. They do not change the states.
 _PASSED = {"cache_position", "token_type_ids", "num_items_in_batch", "shift_labels", "ignore_index"}
 _OUTPUTS = {
@@ -69,6 +69,8 @@ class RelationConfig(PretrainedConfig):
             options["layout"] = FULL * layers
         for name, default in _FIELDS.items():
             setattr(self, name, options.pop(name, default))
+        if self.d_ff is None and isinstance(self.d_model, int):
+            self.d_ff = 2 * self.d_model  # as in the paper
         if "transformers_version" not in options:  # only files have it
             theirs = {*dir(self), *vars(PretrainedConfig()), *vars(GenerationConfig())}
             theirs = {name for name in theirs if "rope" not in name}  # ours is rope_base

@@ -181,7 +181,9 @@ def test_documents_and_padding_leave_each_text_its_logits(variant):
         ("linear", {"linear_init": "raw"}, "give 'torch' or None"),
         ("full", {"d_model": "24"}, "d_model is '24'; give int"),
         ("full", {"n_layers": 2}, "a model has no 'n_layers'; did you mean 'layers'?"),
-        ("full", {"layout": "AX"}, "layout 'AX' must be letters of AFLC"),
+        ("full", {"layout": "AA"}, "Full Relation has layout 'FFFF', not 'AA'; leave it out"),
+        ("no-count", {"count_calibration": True}, "has count_calibration False, not True"),
+        ("mha", {"norm_eps": -1.0}, "norm_eps is -1.0; it must be positive and finite"),
     ],
 )
 def test_impossible_models_are_refused_in_one_line(variant, changes, message):
