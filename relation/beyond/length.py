@@ -90,7 +90,7 @@ def measure(
     rows if no document is as long as one training context.
     """
     with claim(run.device, runs_per_gpu) as device:
-        model = load_model(checkpoint, device, Execution(**run.backends)).eval()
+        model = load_model(checkpoint, device, Execution(**run.backends))
         tokens, end = open_tokens(data, "validation"), end_of_text_id(data)
         windows = document_windows(tokens, end, run.context, section.contexts, section.windows)
         with autocast(device, run.precision):

@@ -60,7 +60,7 @@ def diagnose(run: Run, data: Path, checkpoint: Path, out: Path, runs_per_gpu: in
     FP32. Raises DivergedError if a flow is not finite, InputError for a model with Linear layers.
     """
     with claim(run.device, runs_per_gpu) as device:
-        model = load_model(checkpoint, device).eval()
+        model = load_model(checkpoint, device)
         validation, lengths = open_tokens(data, "validation"), (run.flow_length, run.rank_length)
         sequences = first_windows(validation, run.flow_window, run.flow_sequences, max(lengths))
         mask = document_mask(run.document_mask, data)

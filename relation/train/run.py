@@ -179,7 +179,7 @@ def _train(
                 ids = windows.window_ids(update.first, update.windows)
                 loss, norm = step(batches(update, ids), update.tokens, rate)
                 log(readback.put(loss, norm))
-                if update.index == 0:
+                if update.index == 1:
                     check_all_learn(model, optimizer, run.name)
                 # Probe if one of `validations` or `probes` equal parts of the budget ends here.
                 validates = after * run.validations // budget > before * run.validations // budget

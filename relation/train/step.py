@@ -160,8 +160,8 @@ class AdamW(torch.optim.AdamW):
 def check_all_learn(model: torch.nn.Module, optimizer: torch.optim.Adam, run: str) -> None:
     """Raise RunError if the gradient of a parameter has been zero in every update so far.
 
-    Every parameter gets a non-zero gradient in update 1. A compiler bug can drop one silently, and
-    the run would still finish.
+    A compiler bug can drop a gradient silently, and the run would still finish. Call it after two
+    updates or more: in the first, weights that start at zero keep the gradient from others.
     """
     moments = [optimizer.state[p]["exp_avg"] for p in model.parameters()]
     learned = torch.stack([moment.any() for moment in moments]).tolist()
@@ -169,9 +169,9 @@ def check_all_learn(model: torch.nn.Module, optimizer: torch.optim.Adam, run: st
     idle = [name for name, learns in zip(names, learned, strict=True) if not learns]
     if idle:
         raise RunError(
-            f"{run}: the gradient of {', '.join(idle)} is zero, so PyTorch {torch.__version__} "
-            "computes wrong gradients; install the pinned version or, if the campaign compiles, "
-            "set `compile: false` in its file"
+            f"{run}: the gradient of {', '.join(idle)} is zero; the model does not use it, or "
+            f"PyTorch {torch.__version__} computes wrong gradients: install the pinned version or, "
+            "if the campaign compiles, set `compile: false` in its file"
         )
 
 
@@ -208,14 +208,12 @@ def nll_of(
     Every token but the first is predicted once, in windows of T = context, `rows` windows at a
     time. mask: the mask of the model's training. advance(n): called after each n tokens.
     """
-    model.eval()
     total = torch.zeros((), dtype=torch.float64, device=device)
     for batch in validation_batches(tokens, context, rows):
         inputs, targets = (to_device(part, device) for part in batch)
         with autocast(device, precision):
             total += summed_nll(model, inputs, targets, mask(inputs))
         advance(targets.numel())
-    model.train()
     return total.item() / (len(tokens) - 1)
 
 
