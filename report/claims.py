@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 
 import pandas as pd
@@ -127,7 +127,7 @@ def _further(case: Case, column: str, quantity: str, paper: dict[str, Term]) -> 
         row, label = f"{scale}/further", f"{scale}, further pairs"
         if planned := case.term("app-nll", row, "further.planned").value:
             term = case.term("app-nll", row, f"further.{column}").against(term)
-            evidence = compare(label, quantity, term, **shown)
+            evidence = compare(label, quantity, term, **shown, scale=scale)
             yield evidence.noted(f"{evidence.n} of {planned:.0f} pairs beyond the paper's seeds")
 
 
@@ -255,12 +255,18 @@ def hybrid(case: Case) -> Iterator[Evidence]:
 # The flow inside the trained models: claims 6 to 11, 19, 20 (Section 6.2, Appendix B.5).
 
 
-def _less_mha(case: Case, table: str, *rows: tuple[str, str, str, Callable]) -> Iterator[Evidence]:
-    """Yield Relation's value minus MHA's at every scale. rows: column, label, quantity, sign."""
+def _less_mha(
+    case: Case, table: str, *rows: tuple[str, str, str, Callable], left_out: Collection = ()
+) -> Iterator[Evidence]:
+    """Yield Relation's value minus MHA's at every scale. rows: column, name, quantity, sign.
+
+    left_out: pairs of a scale and a column."""
     for scale in SCALES:
-        for column, label, quantity, holds in rows:
-            full, mha = case.pair(table, scale, column)
-            yield compare(f"{scale}, {label}", f"{quantity}, Relation − MHA", full - mha, holds)
+        for column, name, of, holds in rows:
+            if (scale, column) not in left_out:
+                full, mha = case.pair(table, scale, column)
+                label, quantity = f"{scale}, {name}", f"{of}, Relation − MHA"
+                yield compare(label, quantity, full - mha, holds, scale=scale)
 
 
 @claim(6, "relation_internal", "app-structural-layerwise", needs=FLOW, first=True)
@@ -321,8 +327,8 @@ def sink(case: Case) -> Iterator[Evidence]:
     higher at 10M and 30M."""
     mass = "historical mass on the first tokens"
     rows = (("sink_1", "first 1", mass, below(0)), ("sink_32", "first 32", mass, above(0)))
-    evidence = _less_mha(case, "app-structural-sink-profile", *rows)
-    return (row for row in evidence if row.label != "100M, first 32")
+    left_out = {("100M", "sink_32")}  # the paper claims nothing about it
+    return _less_mha(case, "app-structural-sink-profile", *rows, left_out=left_out)
 
 
 @claim(19, "app-structural-spectrum", needs=FLOW, first=True)
@@ -352,13 +358,14 @@ def anchor(case: Case) -> Iterator[Evidence]:
         shift, shift_of_mha = self_flow[1] / self_flow[0], diagonal[1] / diagonal[0]
         most = "of Relation, L0 / the largest later layer"
         relative = "L1 / L0 of Relation's Self flow, divided by L1 / L0 of MHA's diagonal"
-        for label, quantity, term, holds in (
+        for name, quantity, term, holds in (
             ("anchor", f"Self flow {most}", _first_to_most(self_flow), above(1)),
             ("router", f"effective rank {most}", _first_to_most(rank), above(1)),
             ("shift", "Self flow of Relation, L1 / L0", shift, below(0.5)),
             ("shift compared with MHA", relative, shift / shift_of_mha, below(1)),
         ):
-            yield compare(f"{scale}, {label}", quantity, term, holds, asks_size=False)
+            label = f"{scale}, {name}"
+            yield compare(label, quantity, term, holds, asks_size=False, scale=scale)
 
 
 def _first_to_most(layers: list[Term]) -> Term:
@@ -431,7 +438,7 @@ def memory(case: Case) -> Iterator[Evidence]:
     quantity, no_more = "allocated memory, FlashRelation / FlashAttention", below(1 + LAST_BIT)
     largest = max(term.paper + (term.rounding + LAST_BIT) for term in ratios.values())
     for row in _speeds(case, "app-prod-fr-fa", BATCHES, quantity, ratios, no_more, below(largest)):
-        full, mha = pairs[row.label]
+        full, mha = pairs[row.scale]
         yield row.noted("" if row.ours is None else f"{full.value:.3f} and {mha.value:.3f} GiB")
 
 

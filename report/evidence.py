@@ -212,13 +212,13 @@ def compare(
     The size is met if the paper's value lies in our 95% t interval over seeds, or if ours lies
     within one of the paper's standard deviations or within its rounding. ``met`` replaces this
     rule. direction: tells whether a value has the paper's sign; None: no sign is asked for.
-    fields: further fields of the evidence.
+    fields: further fields of the evidence, such as the scale if the label has more than it.
     """
     paper = None if math.isnan(term.paper) else term.paper
-    scale = label.partition(",")[0]
+    scale = label if label in SCALES else ""
     # A job that failed or ran out of memory was tried. It is not a scale that was left out.
     tried = term.status in ("failed", "oom")
-    of = {"scale": scale if scale in SCALES else "", "essential": tried, "note": term.reason}
+    of = {"scale": scale, "essential": tried, "note": term.reason}
     evidence = Evidence(label, quantity, term.unit, paper, n=term.n, **of | fields)
     # A target loss that was never reached is an answer; a missing run is not.
     if term.status == "not reached":
