@@ -31,8 +31,8 @@ def cross_entropy_kernel(
     counts = target != IGNORED
     # A target outside the vocabulary has no logit. Its loss is NaN, which stops a training run.
     known = (target >= 0) & (target < V)
-    own = tl.load(logits + row * V + target, mask=known, other=float("nan")).to(tl.float32)
-    tl.store(nll + row, tl.where(counts, tl.log(total) + largest - own, 0.0))
+    target_logit = tl.load(logits + row * V + target, mask=known, other=float("nan")).to(tl.float32)
+    tl.store(nll + row, tl.where(counts, tl.log(total) + largest - target_logit, 0.0))
     gradient = weight / total - tl.where(v == target, 1.0, 0.0)
     gradient = tl.where(counts, gradient, 0.0)
     tl.store(dlogits + row * V + v, gradient.to(dlogits.dtype.element_ty), mask=v < V)

@@ -51,10 +51,10 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, back: bool = False) -> Tensor:
     cos, sin = cos.contiguous(), sin.contiguous()
     out = empty_tokens(x, H)
     rows, width = B * T * H, next_power_of_2(D // 2)
-    own = max(1, _NUMBERS // width)  # rows per program; a row is one head of one token
+    rows_per_program = max(1, _NUMBERS // width)  # a row is one head of one token
     with torch.cuda.device_of(x):
-        rotation_kernel[(cdiv(rows, own),)](
+        rotation_kernel[(cdiv(rows, rows_per_program),)](
             x, cos, sin, out, *x.stride()[:3], T * D if cos.ndim == 3 else 0, D, rows, T, H, D // 2,
-            SIGN=-1 if back else 1, ROWS=own, WIDTH=width,
+            SIGN=-1 if back else 1, ROWS=rows_per_program, WIDTH=width,
         )  # fmt: skip
     return out

@@ -138,8 +138,8 @@ def embed_kernel(ids, embedding, x, d_model, multiplier, BLOCK: tl.constexpr, CH
     # A negative id comes from logits that were not finite: the row's text has ended.
     token = tl.maximum(tl.load(ids + row), 0)
     c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    found = tl.load(embedding + token * d_model + c, mask=c < d_model, other=0.0)
-    tl.store(x + tl.cast(row, tl.int64) * d_model + c, found * multiplier, mask=c < d_model)
+    values = tl.load(embedding + token * d_model + c, mask=c < d_model, other=0.0)
+    tl.store(x + tl.cast(row, tl.int64) * d_model + c, values * multiplier, mask=c < d_model)
 
 
 def embed(ids: Tensor, embedding: Tensor, multiplier: float = 1.0) -> Tensor:

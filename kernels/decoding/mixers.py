@@ -145,13 +145,13 @@ def token_kernel(
     if RELATION:
         # R_ij = E_ij - lam log i: the history's scores are shifted, Self's is not.
         shift = tl.load(lam) * tl.log2((length + 1).to(tl.float32))
-        own = tl.sigmoid(u / tau) * LOG2E
+        self2 = tl.sigmoid(u / tau) * LOG2E
     else:
         shift = 0.0
-        own = u * LOG2E
-    top = tl.maximum(tl.max(largest, 0) - shift, own)
+        self2 = u * LOG2E
+    top = tl.maximum(tl.max(largest, 0) - shift, self2)
     kept = tl.exp2(largest - shift - top)
-    self_weight = tl.exp2(own - top)
+    self_weight = tl.exp2(self2 - top)
     normaliser = tl.sum(total * kept, 0) + self_weight
     answer = tl.sum(carried * kept[:, None], 0)
     if CARRIES_SELF:

@@ -143,9 +143,9 @@ def _consumer(ME: gl.constexpr, given, memory, K: gl.constexpr):
             hp.leave(empty.index(before))
         j = gl.expand_dims(gl.arange(0, BLOCK, gl.SliceLayout(0, S)), 0)
         i = gl.arange(0, BLOCK, gl.SliceLayout(1, S))
-        own = j == gl.expand_dims(i, 1)
+        is_self = j == gl.expand_dims(i, 1)
         # Self: S_i = sigma(U_ii / tau); its weight is exp(S_i + lam log i), i from 1 per document.
-        u_self = gl.sum(gl.where(own, u, 0.0), 1)
+        u_self = gl.sum(gl.where(is_self, u, 0.0), 1)
         s = hp.sigmoid(u_self * (2.0 / tau if K.SCALED else K.SCALE / tau))
         self2 = s * LOG2_E + lam * gl.log2((i_start + i - start_i + 1).to(gl.float32))
         # Without history only Self is left. Any weight divides out; 1 does so exactly.
@@ -154,7 +154,7 @@ def _consumer(ME: gl.constexpr, given, memory, K: gl.constexpr):
         weight = gl.exp2(gl.where(j < gl.expand_dims(i, 1), e2, float("-inf")))
         history += hp.partial_sums(weight)
         if K.TRANSPORT_SELF:
-            weight = gl.where(own, gl.exp2(gl.expand_dims(self2, 1)), weight)
+            weight = gl.where(is_self, gl.exp2(gl.expand_dims(self2, 1)), weight)
         if K.GROUPS > 1:
             weight, w, z, z_rest = hp.await_sum(weight, w, z, z_rest, K.REST)
             if is_after_first:

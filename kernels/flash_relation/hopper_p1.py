@@ -199,10 +199,10 @@ def _consumer(ME: gl.constexpr, given, memory, K: gl.constexpr):
         e = half_u * t + half_u
         j = gl.expand_dims(gl.arange(0, BLOCK, gl.SliceLayout(0, S)), 0)
         i = gl.arange(0, BLOCK, gl.SliceLayout(1, S))
-        own = j == gl.expand_dims(i, 1)
+        is_self = j == gl.expand_dims(i, 1)
         past = j < gl.expand_dims(i, 1)
-        u_self = gl.sum(gl.where(own, u, 0.0), 1)
-        h_self = gl.sum(gl.where(own, h_ij, 0.0), 1)
+        u_self = gl.sum(gl.where(is_self, u, 0.0), 1)
+        h_self = gl.sum(gl.where(is_self, h_ij, 0.0), 1)
         log2_f = hp.only_seen(e * LOG2_E - norm_i, documents, start_i, i_start, False)
         f = gl.exp2(gl.where(past, log2_f, float("-inf")))
         history += hp.partial_sums(f * h_ij)
@@ -224,7 +224,7 @@ def _consumer(ME: gl.constexpr, given, memory, K: gl.constexpr):
         if K.SCALED:
             # No product reads these numbers, but the tests' check of fences takes them for a tile.
             fence_async_shared()
-        du_ij = gl.where(own, gl.expand_dims(du_self_i * (2.0 / K.SCALE), 1), du_ij)
+        du_ij = gl.where(is_self, gl.expand_dims(du_self_i * (2.0 / K.SCALE), 1), du_ij)
         if K.GROUPS > 1:
             du_ij, du, dp1_i, dp1_rest = hp.await_sum(du_ij, du, dp1_i, dp1_rest, K.REST)
             hp.leave(empty.index(before))

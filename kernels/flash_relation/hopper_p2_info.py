@@ -142,15 +142,15 @@ def _scan_head(
     j = gl.expand_dims(gl.arange(0, BLOCK, gl.SliceLayout(1, S)), 1)
     i = gl.expand_dims(gl.arange(0, BLOCK, gl.SliceLayout(0, S)), 0)
     # F^T and dU^T as in p1. Rows past T are zeros in p1 and dY, and add nothing to the sums.
-    past, own = j < i, j == i
+    past, is_self = j < i, j == i
     log2_f = hp.only_seen(e * LOG2_E + minus_norm, documents, end_j, 0, True)
     ft = gl.exp2(gl.where(past, log2_f, float("-inf")))
     de = ft * (ht + minus_mean)
     dut = de * ((e - e * t) + t) + de
     # Self's entries: 2 dU_jj, from the stored dU_jj D^-1/2, and F_jj = sigma(S - A).
-    dut = gl.where(own, _down(selves, stage) * (2.0 / K.SCALE), dut)
+    dut = gl.where(is_self, _down(selves, stage) * (2.0 / K.SCALE), dut)
     if K.TRANSPORT_SELF:
-        ft = gl.where(own, hp.sigmoid(-_down(logits, stage)), ft)
+        ft = gl.where(is_self, hp.sigmoid(-_down(logits, stage)), ft)
     ft = gl.convert_layout(ft.to(DTYPE), hp.factors(K.WIDE))
     dut = gl.convert_layout(dut.to(DTYPE), hp.factors(K.WIDE))
     # dI += F^T G and dP2 += 2 dU^T P1, both (BLOCK, D). LATE begins dP2 in the next step.

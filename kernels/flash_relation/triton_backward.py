@@ -66,10 +66,10 @@ def _p1_tile(
     i = i_start + tl.arange(0, K.BLOCK_I)
     j = j_start + tl.arange(0, K.BLOCK_J)
     if DIAGONAL:
-        own = j[None, :] == i[:, None]
+        is_self = j[None, :] == i[:, None]
         log2_f = tl.where(j[None, :] < i[:, None], log2_f, float("-inf"))
-        u_self_i += tl.sum(tl.where(own, u, 0.0), 1)
-        h_self_i += tl.sum(tl.where(own, h, 0.0), 1)
+        u_self_i += tl.sum(tl.where(is_self, u, 0.0), 1)
+        h_self_i += tl.sum(tl.where(is_self, h, 0.0), 1)
     if BOUND:
         log2_f = tl.where(j[None, :] >= start_i[:, None], log2_f, float("-inf"))
     # dE_ij = F_ij (H_ij - G_i . Y_i), and dU_ij = dE_ij (1 + t + E_ij (1 - t)) / 2.
@@ -84,10 +84,10 @@ def _p1_tile(
 @triton.jit
 def _row_products(a, b, K: tl.constexpr):
     """Return, in FP32, the dot product of each row of a with the same row of b."""
-    found = tl.sum(a[0].to(tl.float32) * b[0].to(tl.float32), 1)
+    product = tl.sum(a[0].to(tl.float32) * b[0].to(tl.float32), 1)
     if K.REST > 0:
-        found += tl.sum(a[1].to(tl.float32) * b[1].to(tl.float32), 1)
-    return found
+        product += tl.sum(a[1].to(tl.float32) * b[1].to(tl.float32), 1)
+    return product
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -189,11 +189,11 @@ def _p2_info_tile(
     meets_diagonal = i_start < j_start + K.BLOCK_J
     if meets_diagonal:
         past = j[:, None] < i[None, :]
-        own = j[:, None] == i[None, :]
+        is_self = j[:, None] == i[None, :]
         ft = tl.where(past, ft, 0.0)
         if K.TRANSPORT_SELF:
-            ft = tl.where(own, f_self_j[:, None], ft)
-        dut = tl.where(past, dut, tl.where(own, du_self_j[:, None], 0.0))
+            ft = tl.where(is_self, f_self_j[:, None], ft)
+        dut = tl.where(past, dut, tl.where(is_self, du_self_j[:, None], 0.0))
     # dI += F^T G, and dP2 += 2 dU^T P1 (the factor scale / 2 comes at the end).
     dinfo_j = tiles.add_product(dinfo_j, ft, dy_i, K)
     return tiles.add_product(dp2_j, dut, p1_i, K), dinfo_j

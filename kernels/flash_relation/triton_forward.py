@@ -53,10 +53,10 @@ def _forward_tile(
     e2 = h2 * tiles.half_tanh(u * (0.5 * scale), p2_j[0]) + h2
     i = i_start + tl.arange(0, K.BLOCK_I)
     j = j_start + tl.arange(0, K.BLOCK_J)
-    own = j[None, :] == i[:, None]
+    is_self = j[None, :] == i[:, None]
     # Self: S_i = sigma(U_ii / tau), and self2 = (S_i + lam log i) log2(e). Keep only j < i.
     if DIAGONAL:
-        s = tl.sigmoid(tl.sum(tl.where(own, u, 0.0), 1) * (scale / tau))
+        s = tl.sigmoid(tl.sum(tl.where(is_self, u, 0.0), 1) * (scale / tau))
         place = i - start_i
         self2 = s * LOG2_E + tl.load(lam) * tl.log2((place + 1).to(tl.float32))
         # Without history only Self is left. Any weight divides out; 1 does so exactly.
@@ -66,7 +66,7 @@ def _forward_tile(
     if BOUND:
         e2 = tl.where(j[None, :] >= start_i[:, None], e2, float("-inf"))
     if DIAGONAL:
-        e2 = tl.where(own, self2[:, None], e2)
+        e2 = tl.where(is_self, self2[:, None], e2)
     # Appendix A.3: m' = max(m, E), l' = e^(m-m') l + sum e^(E-m'), z' likewise; m, z include Self.
     if K.ONLINE:
         m_new = tl.maximum(m_i, tl.max(e2, 1))
@@ -77,7 +77,7 @@ def _forward_tile(
         m_i = m_new
     else:
         weight = tl.exp2(e2)
-    of_history = tl.where(own, 0.0, weight) if DIAGONAL else weight
+    of_history = tl.where(is_self, 0.0, weight) if DIAGONAL else weight
     l_i += tl.sum(of_history, 1)
     z_i = tiles.add_product(z_i, weight if K.TRANSPORT_SELF else of_history, info_j, K)
     return z_i, l_i, m_i, self2_i

@@ -55,5 +55,5 @@ def _check_inputs(p1, p2, info, log_retention, state, tau) -> None:
     for name, x in given.items():
         (shape, dtypes), dtype = wanted[name], str(x.dtype).removeprefix("torch.")
         if x.shape != shape or dtype not in dtypes.split(" or "):
-            found = f"dtype {dtype}" if x.shape == shape else f"shape {tuple(x.shape)}"
-            raise InputError(f"{name} has {found}; give {tuple(shape)} in {dtypes}")
+            problem = f"dtype {dtype}" if x.shape == shape else f"shape {tuple(x.shape)}"
+            raise InputError(f"{name} has {problem}; give {tuple(shape)} in {dtypes}")

@@ -72,8 +72,8 @@ def _to_middle(p1, p2, exponents, level, d_start, BLOCK: tl.constexpr, K: tl.con
     # off, its block has no token to the right, so the level has no pair there.
     middle = (((t >> level) | 1) << level) - 1
     border = _rows(exponents, middle, middle >= 0, d_start, BLOCK, K)
-    own = tiles.load_tokens(exponents, d_start, BLOCK, K)
-    retained = tiles.exp(-tl.abs(own - border), K)
+    exponent = tiles.load_tokens(exponents, d_start, BLOCK, K)
+    retained = tiles.exp(-tl.abs(exponent - border), K)
     return (read + write).to(tl.float32) * retained, retained
 
 

@@ -229,11 +229,11 @@ def load_state(states, place, d_start, K: tl.constexpr):
     here, segment, channels = place
     offsets, inside = state_tile(d_start, 0, K)
     d = d_start + tl.arange(0, K.BLOCK_D)
-    own = d < channels
+    exists = d < channels
     part = tl.load(
-        states.within + here * K.D * K.D + offsets, mask=inside & own[:, None], other=0.0
+        states.within + here * K.D * K.D + offsets, mask=inside & exists[:, None], other=0.0
     )
-    decay = tl.exp(tl.load(states.log_decay + here * K.D + d, mask=own, other=0.0))
+    decay = tl.exp(tl.load(states.log_decay + here * K.D + d, mask=exists, other=0.0))
     entry = tl.load(states.entry + segment * K.D * K.D + offsets, mask=inside, other=0.0)
     return part + decay[:, None] * entry
 

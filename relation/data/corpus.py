@@ -52,8 +52,8 @@ def _read_parquet(path: Path) -> Iterator[str]:
     """Yield the strings in the column `text`, without nulls."""
     file, strings = pq.ParquetFile(path), (pa.string(), pa.large_string(), pa.string_view())
     if not any(each.name == "text" and each.type in strings for each in file.schema_arrow):
-        found = ", ".join(f"{each.name} ({each.type})" for each in file.schema_arrow)
-        raise InputError(f"{path} has no column `text` of strings, only {found}")
+        columns = ", ".join(f"{each.name} ({each.type})" for each in file.schema_arrow)
+        raise InputError(f"{path} has no column `text` of strings, only {columns}")
     for batch in file.iter_batches(256, columns=["text"]):
         for text in batch.column(0).drop_null().to_pylist():
             if len(text) > _LONGEST:
