@@ -35,9 +35,11 @@ def generate_tokens(
     Stops before the token `stop`, which is not yielded. state: the decode state to continue from,
     by default an empty one. It stores the prompt and every drawn token except the last, and on a
     GPU it is up to date only when the iterator has ended. If you leave the iterator earlier, the
-    state may also hold the last token. Under autocast, tokens are computed in its dtype. With
-    one seed, devices draw different tokens only if rounding decides. Raises InputError for an empty
-    prompt, an id outside the vocabulary or a count below 1, and RunError for non-finite logits.
+    state may also hold the last token. To continue, pass the last token as the prompt, and another
+    seed, because one seed draws the same numbers again. Under autocast, tokens are computed in its
+    dtype. With one seed, devices draw different tokens only if rounding decides. Raises InputError
+    for an empty prompt, an id outside the vocabulary or a count below 1, and RunError for
+    non-finite logits.
     """
     rows = continuations(model, [prompt], count, sampling, stop, state or model.decode_state())
     return (row[0] for row in rows)
