@@ -33,6 +33,7 @@ _FIELDS = {f.name: None if f.default is MISSING else f.default for f in fields(M
 _FIELDS |= {"vocab_size": 4096, "d_model": 384, "heads": 8, "d_ff": None, "layout": FULL * 6}
 # Trainer, generation and tokenizers pass these to every model. They do not change the states.
 _PASSED = {"cache_position", "token_type_ids", "num_items_in_batch", "shift_labels", "ignore_index"}
+_WHOLE = "give generate the whole text, with new tokens, padded on the left"
 _OUTPUTS = {
     "output_attentions": "call base_model.decoder.flows(tokens)",
     "output_hidden_states": "hook the modules of base_model.decoder.blocks",
@@ -212,8 +213,13 @@ class RelationModel(RelationPreTrainedModel):
             raise InputError("a cache computes no gradients; leave it and use_cache out to train")
         if not isinstance(cache, RelationCache | None):
             raise InputError(f"cache is a {type(cache).__name__}; give relation.hf.RelationCache")
-        read = 0 if cache is None else cache.columns
+        read = least = 0  # columns in the cache; tokens that each row has read at least
+        if cache is not None:
+            state, read = cache.state, cache.columns
+            least = state.length if state.lengths is None else state.lengths.min()
         shape = tuple(input_ids.shape)
+        if read and not shape[-1]:
+            raise InputError(f"input_ids have no token after the cache's {read}; {_WHOLE}")
         for name, tensor, other_shape, advice in (
             ("attention_mask", attention_mask, (*shape[:-1], read + shape[-1]), "padding, (B, T)"),
             ("position_ids", position_ids, (1, *shape[1:]), "a position for each token"),
@@ -222,13 +228,13 @@ class RelationModel(RelationPreTrainedModel):
                 raise InputError(
                     f"{name} has shape {tuple(tensor.shape)} and input_ids {shape}; give {advice}"
                 )
-        starts = _starts(position_ids, attention_mask, input_ids, read)
+        starts = _starts(position_ids, attention_mask, input_ids, read, least)
         if cache is None:
             states = self._states(input_ids, _documents(attention_mask, starts))
         else:
             if starts is not None:
-                problem = "position_ids start a second document in a row of the cache"
-                refuse_if(starts.any(), f"{problem}; give each a row, or leave out the cache")
+                problem = "a cache's row holds one document, which position_ids do not continue"
+                refuse_if(starts.any(), f"{problem}; {_WHOLE}")
             states = self._continue(input_ids, attention_mask, cache.state)
             cache.columns += input_ids.shape[1]
         # Positional, because transformers 5.24 renamed the cache's field.
@@ -290,14 +296,17 @@ class RelationModel(RelationPreTrainedModel):
         return states.gather(1, columns[..., None].expand(-1, -1, states.shape[2]))
 
 
-def _starts(places: Tensor | None, mask: Tensor | None, tokens: Tensor, read: int) -> Tensor | None:
+def _starts(
+    places: Tensor | None, mask: Tensor | None, tokens: Tensor, read: int, least: int | Tensor
+) -> Tensor | None:
     """Which tokens start a document after other text of their row, (B, n); None without positions.
 
-    places: position_ids. read: columns in the cache; after them position 0 starts a document too.
+    places: position_ids. read: columns in the cache. least: the tokens that each of its rows holds
+    at least; a position before that starts a document too.
     """
     if places is None:
         return None
-    first = (places[:, :1] == 0) & (read > 0)
+    first = places[:, :1] < least
     starts = torch.cat((first, places.diff(dim=1) != 1), dim=1).expand(tokens.shape)
     if mask is not None:  # padding may have any position
         text = mask[:, -tokens.shape[1] :] != 0

@@ -163,6 +163,9 @@ def test_generation_goes_on_from_a_cache():
     assert cache.columns == text.shape[1] - 1
     longer = torch.cat((text, TOKENS), dim=1)
     assert torch.equal(continued(longer, past_key_values=cache), continued(longer))
+    for wrong in (TOKENS[:, :3], TOKENS, longer):  # new tokens alone, an earlier text, nothing new
+        message = refusal(lambda tokens=wrong: continued(tokens, past_key_values=cache))
+        assert "give generate the whole text" in message
 
 
 @each_layout
@@ -248,7 +251,7 @@ def test_packed_documents_have_the_logits_of_documents_alone(variant):
         (False, {"attention_mask": GAP}, "2 pieces of text"),
         (True, {"attention_mask": GAP}, "pad only a cache's first block"),
         (True, {"cache": "another"}, "are the same argument; give one of them"),
-        (True, {"position_ids": torch.arange(3)[None]}, "second document in a row of the cache"),
+        (True, {"position_ids": torch.arange(3)[None]}, "holds one document, which position_ids"),
         (False, {"position_ids": torch.arange(2)[None]}, "shape (1, 2) and input_ids (1, 3)"),
         (False, {"attention_mask": torch.ones(1, 1, 3, 3)}, "shape (1, 1, 3, 3) and input_ids"),
         (True, {"attention_mask": torch.ones(1, 5)}, "shape (1, 5) and input_ids (1, 3)"),
