@@ -139,6 +139,9 @@ def relation_mask(**options: Any) -> Tensor | None:
     wrong = starts.new_zeros(()) if is_causal else sees(row, 0, place[:-1], place[1:]).any()
     if text is not None:
         text = text[:, :n]  # with a static cache the mask is longer than the prompt
+        if text.shape not in (starts.shape, (1, n)):
+            shape, fits = tuple(text.shape), tuple(starts.shape)
+            raise InputError(f"attention_mask has shape {shape}; give the padding, {fits}")
         before = F.pad(text[:, :-1], (1, 0))
         starts = starts | ~text | ~before  # each padding token is a document
         wrong = wrong | ((text & ~before).sum(1) > 1).any()

@@ -167,6 +167,7 @@ def check_step(name: str, block: Tensor, visible: Tensor | None, **history: Tens
     if visible is None:
         return torch.ones(n, total, dtype=torch.bool, device=block.device).tril(total - n)
     fits = visible.ndim in (2, 4) and visible.shape[-2:] == (n, total)
+    fits = fits and all(a in (1, b) for a, b in zip(visible.shape[:-2], block.shape, strict=False))
     if visible.dtype != torch.bool or not fits:
         raise InputError(
             f"visible is {visible.dtype}, {tuple(visible.shape)}; give bool, ({n}, {total}) or "

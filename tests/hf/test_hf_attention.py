@@ -307,6 +307,7 @@ def see() -> None:
         (lambda: attend(is_causal=False), "causal"),
         (lambda: attend(output_attentions=True), "no weights to return"),
         (lambda: llama()(TOKENS[:, :6], torch.ones(1, 1, 6, 5).bool()), "(1, 1, 6, 5); give "),
+        (lambda: llama()(TOKENS[:, :6], torch.ones(2, 5)), "(2, 5); give the padding, (2, 6)"),
         *(
             (lambda m=m: llama()(TOKENS[:, :6], m), f"{tuple(m.shape)}; give")
             for m in (torch.eye(6)[None, None].int(), torch.ones(1, 1, 1, 6).int())

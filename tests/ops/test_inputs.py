@@ -121,8 +121,8 @@ def test_a_block_of_new_tokens_must_fit_its_history(step):
     first = "p1" if "p1" in CALLS[step] else "q"
     for block in (X[:, :, :0], torch.zeros(1, 2, 4, 16), torch.zeros(2, 2, 1, 16)):
         assert_refused("shape", step, **{**CALLS[step], first: block})
-    # (1, 1) would apply to all tokens, and (B, n, T) to heads instead of rows.
-    for shape in ((1, 1), (2, 1, 3)):
+    # (1, 1) would apply to all tokens, and (B, n, T) to heads instead of rows; B is not 3.
+    for shape in ((1, 1), (2, 1, 3), (3, 1, 1, 3)):
         given = {**CALLS[step], first: X[:, :, :1], "visible": torch.ones(shape).bool()}
         assert_refused("visible is", step, **given)
 
