@@ -50,8 +50,9 @@ class Shape(NamedTuple):
             numbers = int(B), int(heads), int(shared or heads), int(T), int(D)
         except ValueError:
             raise InputError(f"shape {text!r}: give B,H,T,D or B,H/K,T,D") from None
-        if min(numbers) < 1 or numbers[1] % numbers[2]:
-            raise InputError(f"shape {text!r}: give positive numbers, and a K that divides H")
+        # A token alone has no gradient of p1 and p2 to compare.
+        if min(numbers) < 1 or numbers[3] < 2 or numbers[1] % numbers[2]:
+            raise InputError(f"shape {text!r}: give positive numbers, T > 1, and K a divisor of H")
         return cls(*numbers, documents)
 
 
@@ -252,8 +253,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     peers = options.peers.split(",") if options.peers else list(_BY_DEFAULT[options.device])
     for name in peers:
         check_among(name, PEERS, f"unknown peer {name!r}")
-    if options.rounds < 1 or options.documents < 0:
-        raise InputError("give at least 1 round, and 0 or more tokens per document")
+    if options.rounds < 1 or options.documents < 0 or options.documents == 1:
+        raise InputError("give at least 1 round, and documents of 2 or more tokens, or 0")
+    if options.output.is_dir():
+        raise InputError(f"--output {options.output} is a folder; give a file")
     shapes = [Shape.parse(text, options.documents) for text in options.shapes]
     precision = options.precision or ("bf16" if options.device == "cuda" else "fp32")
     workloads, rows = {name: partial(peer_calls, name, precision) for name in peers}, []

@@ -50,10 +50,13 @@ def test_another_function_is_no_peer(monkeypatch):
     ("arguments", "message"),
     [
         ("--shapes 1,2,33,x", "give B,H,T,D"),
-        ("--shapes 1,4/3,33,16", "K that divides H"),
+        ("--shapes 1,4/3,33,16", "K a divisor of H"),
         ("--shapes 0,4,33,16", "positive numbers"),
+        ("--shapes 1,4,1,16", "T > 1"),
+        ("--documents 1", "documents of 2 or more tokens"),
         ("--peers tiled,cudn", "unknown peer 'cudn'; did you mean 'cudnn'?"),
         ("--rounds 0", "at least 1 round"),
+        ("--output .", "is a folder; give a file"),
     ],
 )
 def test_bad_arguments_are_refused_in_one_line(arguments, message):
