@@ -122,7 +122,6 @@ class _TiledRelation(torch.autograd.Function):
 
         # dL/dE_ij = pi_ij (g_i G_i . I_j - offset_i) with offset_i = g_i G_i . zbar_i - dL/dA_i.
         offset = (gG * zbar).sum(-1) - dA
-        L = L.masked_fill(L.isneginf(), 0)
         for rows, history in _tiles(p1.shape[-2], ctx.starts):
             p1_rows, gG_rows = p1[..., rows, :] * scale, gG[..., rows, :]
             for columns in history:

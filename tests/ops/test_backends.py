@@ -102,7 +102,8 @@ def test_scores_past_the_range_of_fp16_are_right(kind, operator, autocast):
 BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 KERNELS = importlib.import_module("relation.kernels.available")
 # "bare" has no Triton.
-CAPABILITIES = {"cuda": (9, 0), "bare": (9, 0), "turing": (7, 5), "pascal": (6, 1), "rocm": (9, 4)}
+CAPABILITIES = {"cuda": (9, 0), "bare": (9, 0), "ampere": (8, 0), "volta": (7, 0)}
+CAPABILITIES |= {"turing": (7, 5), "pascal": (6, 1), "rocm": (9, 4)}
 
 
 @pytest.mark.parametrize(
@@ -114,7 +115,12 @@ CAPABILITIES = {"cuda": (9, 0), "bare": (9, 0), "turing": (7, 5), "pascal": (6, 
         ("cuda", FP64, 64, "reference tiled tiled chunked"),
         ("cuda", BF16, 8, "flash tiled tiled chunked"),
         ("cuda", BF16, 384, "efficient flex flex chunked"),
+        ("cuda", FP16, 16, "flash flash flex flash"),
+        ("cuda", BF16, 256, "flash flex flex chunked"),
+        ("cuda", FP32, 4, "efficient tiled tiled chunked"),
+        ("ampere", BF16, 128, "flash flash flex flash"),
         ("bare", BF16, 48, "flash tiled tiled chunked"),
+        ("volta", FP32, 16, "efficient flex flex chunked"),
         ("turing", BF16, 64, "reference tiled tiled chunked"),
         ("turing", FP16, 64, "efficient flex flex chunked"),
         ("pascal", FP32, 64, "efficient tiled tiled chunked"),
@@ -149,5 +155,7 @@ def test_the_default_is_the_fastest_backend_that_runs(
         for _ in range(2):
             backends.Automatic(kind)(x)
         assert len(recwarn) == (x.is_cuda and name != ("flex" if kind == "calibrated" else "flash"))
+    takes_documents = "flash" if expected.startswith("flash") else "reference"
+    assert backends.default_backend("mha", x, documents=True) == takes_documents
     assert backends.default_backend("mha", x, documents=True, null=True) == "reference"
     KERNELS._why_gpu_unavailable.cache_clear()

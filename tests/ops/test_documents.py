@@ -9,8 +9,8 @@ from torch import Tensor
 
 from relation.kernels.documents import Documents
 
-# Rows of 41 tokens. Documents have one token, span tiles, or fill a whole row.
-SIZES = ([1, 1, 17, 3, 19], [41], [20, 21])
+# Rows of 41 tokens. Documents have one token or span tiles. No row needs the last tile's first one.
+SIZES = ([1, 1, 17, 3, 19], [9, 32], [20, 21])
 
 each_backend = pytest.mark.parametrize(("kind", "name"), PLAIN)
 

@@ -48,18 +48,28 @@ def test_gradients_of_full_relation_are_derivatives(monkeypatch, operator, T, tr
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("largest", [1e-3, 1, 1e3])
 def test_scores_of_any_size_cost_no_accuracy(monkeypatch, operator, dtype, largest):
-    """The value and every gradient. Results in 16 bits stay finite."""
+    """The value and every gradient, lambda's as (1,). Results in 16 bits stay finite."""
     monkeypatch.setattr("relation.ops.tiled.TILE", 32)
     p1, p2, info, dy = draw(1, 2, 70, 6, count=4)
     factor = (largest / (p1 @ p2.mT / 6**0.5).abs().max()).sqrt()
     *inputs, dy = (x.to(dtype) for x in (factor * p1, factor * p2, info, dy))
-    results = differentiate(operator, (*inputs, LAM.float()), dy)
+    results = differentiate(operator, (*inputs, LAM.float()[None]), dy)
     assert all(x.isfinite().all() for x in results)
     assert [x.dtype for x in results] == [dtype] * 4 + [torch.float32]
     # Rounding U = 1e3 to 16 bits changes it too much to compare flows.
     if dtype.itemsize >= 4:
         p1, p2, info, dy = (x.double() for x in (*inputs, dy))
-        _, *gradients = differentiate(ops.full_relation, (p1, p2, info, LAM), dy)
+        _, *gradients = differentiate(ops.full_relation, (p1, p2, info, LAM[None]), dy)
         truth = (flow_rows(p1, p2, 0.5) @ info, *gradients)
         for actual, expected in zip(results, truth, strict=True):
             assert_close(actual, expected, 70 + 6 * max(largest, 1))
+
+
+@pytest.mark.parametrize("lam", [-20.0, 20.0])
+def test_tiles_keep_the_digits_of_a_small_gradient_of_lambda(lam):
+    """Self weighs 1e-6 at token 2 and less after it, or the history does."""
+    *states, dy = draw(1, 2, 70, 6, count=4).float()
+    inputs = (*states, torch.tensor(lam))
+    dlam = differentiate(ops.tiled_relation, inputs, dy)[-1]
+    truth = differentiate(ops.full_relation, (x.double() for x in inputs), dy.double())[-1]
+    assert_close(dlam, truth, 70 + 6)
