@@ -22,6 +22,7 @@ from relation.ops.rotations import apply_rope, rope_angles
 pytest.importorskip("triton")
 
 from relation.kernels import decoding
+from relation.kernels.decoding import mixers
 
 HEADS, CAPACITY = 4, 300
 # A piece has 128 tokens: no history, one token, around one piece, and a ragged third piece.
@@ -96,6 +97,7 @@ class Linear:
     def __init__(self, width: int, dtype: torch.dtype, device="cpu"):
         torch.manual_seed(width)
         self.projected = torch.randn(3, 4, HEADS, width).to(device, dtype)
+        self.projected[1, :2, 0] = 0  # coordinates without a direction
         # Mixes strong and weak retention.
         a, bias = torch.rand(HEADS * width) * 3, torch.randn(HEADS * width) * 4 - 4
         up = torch.randn(HEADS, width, width).to(device, dtype)
@@ -139,6 +141,7 @@ def check_linear(*given) -> None:
 def check_project(batch: int, K: int, N: int, dtype: torch.dtype, device="cpu") -> None:
     torch.manual_seed(K)
     stream = torch.randn(batch, K).to(device)
+    stream[-1] *= 1e-3  # eps halves its normed square
     weight = (torch.randn(N, K) / math.sqrt(K)).to(device, dtype)
     before = torch.randn(batch, N).to(device)
 
@@ -174,8 +177,9 @@ def check_draws(V: int, temperature: float, device="cpu") -> None:
     logits[1] = logits[1, 0]
     logits[2, V - 1] = torch.nan
     logits[3, 1:] = -torch.inf
+    logits[4, 0] = -2000.0
     uniforms = torch.rand(3, 5, dtype=torch.float64)
-    uniforms[:, 0], uniforms[0, 1] = 1 - 2.0**-53, 0
+    uniforms[:, 0], uniforms[0, [1, 4]] = 1 - 2.0**-53, 0
     probabilities = next_token_probabilities(logits, Sampling(temperature))
     cumulative = probabilities.cumsum(-1)
 
@@ -221,11 +225,13 @@ class TestInterpreted:
         [
             (24, torch.float32),
             (16, torch.float16, "cpu", 1.0, 2),
-            (32, torch.float32, "cpu", 6.0, 1),
+            (32, torch.float32, "cpu", 40.0, 1),
         ],
         ids=str,
     )
-    def test_a_token_with_its_history_is_the_step(self, relation, own, given):
+    def test_a_token_with_its_history_is_the_step(self, relation, own, given, monkeypatch):
+        """Lanes are few enough that the three pieces take two steps."""
+        monkeypatch.setattr(mixers, "_BLOCK_S", 2)
         check_history(relation, own, *given)
 
     @pytest.mark.parametrize("given", [(24, torch.float32), (16, torch.float16)], ids=str)
@@ -239,9 +245,17 @@ class TestInterpreted:
 
     @pytest.mark.parametrize("V", [53, 5000])
     def test_the_next_token_is_drawn_by_its_probability(self, V):
-        check_draws(V, 0.7)
-        check_draws(V, 0)
+        for temperature in (0.7, 0.004, 0):
+            check_draws(V, temperature)
         check_embeds()
+
+    def test_a_draw_past_the_last_cumulative_sum_is_the_last_token(self):
+        """Added in order, the small weights do not change the cumulative sum; in pairs, they do."""
+        logits = torch.full((1, 53), -54 * math.log(2))
+        logits[0, 0] = 0
+        ids, one = torch.zeros(1, dtype=torch.int64), torch.ones(1, dtype=torch.float64)
+        decoding.draw(logits, one, one[None] - 2.0**-53, ids)
+        assert ids.item() == 52
 
     def test_a_row_is_the_same_in_every_batch_and_capacity(self):
         case = History(24, torch.float32)
@@ -258,8 +272,9 @@ class TestInterpreted:
 @pytest.mark.parametrize("width", [16, 48, 64, 80, 128])
 class TestOnGpu:
     @pytest.mark.parametrize(("relation", "own"), HISTORIES)
-    def test_a_token_with_its_history_is_the_step(self, relation, own, width, dtype):
+    def test_a_token_with_its_history_is_the_step(self, relation, own, width, dtype, monkeypatch):
         check_history(relation, own, width, dtype, "cuda")
+        monkeypatch.setattr(mixers, "_BLOCK_S", 2)  # three pieces then take two steps
         check_history(relation, own, width, dtype, "cuda", 6.0)
         for shared in (1, 2):
             check_history(relation, own, width, dtype, "cuda", 1.0, shared)
@@ -275,8 +290,8 @@ class TestOnGpu:
 @pytest.mark.gpu
 @pytest.mark.parametrize("V", [53, 4096, 50304])
 def test_the_next_token_is_drawn_by_its_probability_on_a_gpu(V):
-    check_draws(V, 0.7, "cuda")
-    check_draws(V, 0, "cuda")
+    for temperature in (0.7, 0.004, 0):
+        check_draws(V, temperature, "cuda")
     check_embeds("cuda")
 
 

@@ -58,7 +58,12 @@ def test_a_temperature_that_is_off_by_a_twentieth_is_found(dtype):
 def test_what_tma_cannot_describe_is_copied():
     """Rows or a start between multiples of 16 bytes, an expanded head, rows in another order."""
     pytest.importorskip("triton")
-    from relation.kernels.flash_relation.launch import aligned
+    from relation.kernels.flash_relation.launch import (
+        aligned,
+        aligned_rows,
+        empty_aligned,
+        without_gaps,
+    )
 
     x = torch.randn(2, 3, 18, 16).bfloat16()
     assert aligned(x) is x
@@ -66,6 +71,15 @@ def test_what_tma_cannot_describe_is_copied():
     for other in others:
         copy = aligned(other)
         assert torch.equal(copy, other) and copy is not other and aligned(copy) is copy
+    rows = x[..., 0].float()
+    unaligned = rows.new_zeros(97)[1:].view(2, 3, 16)
+    for each in (rows, rows[..., :16], unaligned):
+        copy = aligned_rows(each)
+        assert torch.equal(copy, each) and copy.stride(1) % 4 == 0 and copy.data_ptr() % 16 == 0
+    padded = empty_aligned(x[..., :15]).copy_(x[..., :15])
+    assert aligned(padded) is padded and padded.stride(1) == 16
+    result = without_gaps(padded)
+    assert torch.equal(result, padded) and result.transpose(1, 2).is_contiguous()
 
 
 @pytest.fixture
@@ -107,8 +121,8 @@ class TestInterpreted:
 
     @pytest.mark.parametrize(("width", "transport_self"), [(16, True), (48, False)])
     def test_documents(self, several_tiles, width, transport_self):
-        """Documents end inside blocks and at their edges. Blocks have several tiles."""
-        documents = in_documents([[1, 5, 32, 33, 63, 70, 81], [48, 64, 81]], "cpu")
+        """Documents end inside tiles and at their edges, and span blocks, which have two tiles."""
+        documents = in_documents([[1, 5, 32, 33, 63, 70, 81], [16, 41, 81]], "cpu")
         inputs = draw(12, (2, 2, 81, width))
         inputs = sharing(inputs, 1) if width == 48 else inputs
         assert_exact(inputs, transport_self=transport_self, documents=documents)
@@ -121,8 +135,9 @@ class TestInterpreted:
         assert_exact(inputs, transport_self=transport_self)
 
     def test_dlam(self):
-        assert_dlam_exact((1, 1, 9, 16))
-        assert_dlam_exact((1, 1, 9, 16), documents=in_documents([[2, 8, 9]], "cpu"))
+        """Of two heads, and of two blocks of rows."""
+        assert_dlam_exact((1, 2, 9, 16))
+        assert_dlam_exact((1, 1, 17, 16), documents=in_documents([[2, 8, 17]], "cpu"))
 
     @pytest.mark.parametrize("lam", [-4.0, 0.0, 30.0])
     def test_large_scores_and_any_count_correction(self, lam):
@@ -134,20 +149,23 @@ class TestInterpreted:
         for length in (1, 33, 64):
             assert_exact(draw(7, (2, 1, length, width)))
 
-    @pytest.mark.parametrize(("correction", "transport_self"), [(0.5, True), (30.0, False)])
+    @pytest.mark.parametrize(
+        ("correction", "transport_self", "unit"), [(0.5, True, 1.0), (30.0, False, 2.0**50)]
+    )
     def test_rows_whose_sums_grow_too_large_are_repaired(
-        self, without_maximum, correction, transport_self
+        self, without_maximum, correction, transport_self, unit
     ):
-        """Scores reach 241 here.
+        """Scores reach 241 here, and information 2^50. In one block only one row is repaired.
 
         The backward pass reads a row's normaliser as one FP32 number. At 241, half a unit in its
         last place changes a weight by a factor of 7.6e-6. The backward pass also recomputes the
         scores, as exactly as the definition. In all, 1e-4 suffices: a tenth of BF16's slack.
         """
-        p1, *others = draw(9, (2, 1, 51, 16), lam=correction)
-        p1[0, :, 20:40] *= 60
-        p1[1, 0] *= 12
-        assert_exact((p1, *others), slack=1e-4, transport_self=transport_self)
+        p1, p2, info, *others = draw(9, (2, 1, 51, 16), lam=correction)
+        p1[0, :, 20:33] *= 60
+        p1[1, 0] *= 25
+        inputs = (p1, p2, unit * info, *others)
+        assert_exact(inputs, slack=1e-4, transport_self=transport_self)
 
     def test_scores_of_a_thousand_stay_finite(self):
         p1, p2, *others = draw(8, (1, 2, 50, 16), torch.float16)

@@ -5,6 +5,7 @@ kernels run in Triton's interpreter, in a separate process, because it is chosen
 are imported. Tests marked gpu run them compiled.
 """
 
+import importlib
 import importlib.util
 import itertools
 import math
@@ -15,6 +16,7 @@ import pytest
 import torch
 from exactness import SLACK, assert_close, poisoned_memory, sharing
 from interpreter import INTERPRETED, run_interpreted
+from torch._subclasses import FakeTensorMode
 
 from relation import kernels
 from relation.kernels.documents import Documents
@@ -177,6 +179,24 @@ class TestInterpreted:
         y = output_of(operator, p1, p2, info, g)
         (Ignored.apply(y) + p1.sum()).backward()
         assert torch.equal(p1.grad, torch.ones_like(p1))
+
+    @each_operator
+    def test_torch_compile_plans_with_the_results_shapes_strides_and_dtypes(self, operator):
+        given = sharing(draw(16, (1, 2, 3, 20), torch.float16), 1)
+        op = importlib.import_module(f"relation.kernels.{operator}.op")
+
+        def described(p1, p2, info, g, state, dy, dfinal) -> list[tuple]:
+            if operator == "linear_relation":
+                first = op.linear_forward(p1, p2, info, g, state, 2.0)
+                second = op.linear_backward(dy, dfinal, p1, p2, info, g, [*first[2:]], 2.0)
+            else:
+                first = op.relation_forward(p1, p2, info, dy.new_ones((), dtype=g.dtype), 2.0, True)
+                second = op.relation_backward(dy, p1, p2, info, *first, 2.0, True)
+            return [(x.shape, x.stride(), x.dtype) for x in (*first, *second)]
+
+        with FakeTensorMode() as fake:
+            planned = described(*map(fake.from_tensor, given))
+        assert planned == described(*given)
 
     def test_documents_start_empty(self):
         """Documents start inside chunks and at their ends, and some have one token."""

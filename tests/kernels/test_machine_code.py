@@ -25,11 +25,15 @@ if INTERPRETED:
     pytest.skip("the interpreter compiles nothing", allow_module_level=True)
 
 import triton
+import triton.language as tl
 from fake_gpu import UTILS, fake_gpu
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from relation.kernels import common
+from relation.kernels.available import NARROWEST, WIDEST
 from relation.kernels.flash_relation import launch as flash
+from relation.kernels.flash_relation import launches as flash_launches
 from relation.kernels.flash_relation.launches import LAUNCHES, Launches
 from relation.kernels.linear_relation import launch, launches
 
@@ -173,6 +177,76 @@ def test_a_call_that_comes_again_is_launched_as_triton_launched_it(monkeypatch):
             call_flash(next(entry for entry in LAUNCHES["sm_90", 2] if entry.widest == 64))
     first, second = launched[:4], launched[4:]
     assert len(second) == 4 and seen(first) == seen(second)
+
+
+@triton.jit
+def scales(out, x, n, factor, K: tl.constexpr):
+    i = tl.arange(0, 512)
+    if n is not None:
+        x += n
+    tl.store(out + i, tl.load(x + i) * factor * K)
+
+
+def test_a_call_of_another_kind_runs_the_kernel_that_triton_compiles_for_it(monkeypatch):
+    """Other dtypes, alignment, integers, constants and options, each after calls of all kinds."""
+    launched = []
+    load = lambda name, code, *given: (None, hash(code), 0, 0, 1024)  # noqa: E731
+    monkeypatch.setattr(UTILS, "load_binary", load)
+    monkeypatch.setattr(UTILS, "launch", lambda *given: launched.append(given[4]))
+    x, usual = torch.zeros(64), {"K": 1, "num_warps": 4}
+    kinds = [(x, x, n, usual) for n in (2, 1, 16, None)]
+    kinds += [(x, x.half(), 16, usual), (x, x[1:], 16, usual)]
+    kinds += [(x, x, 16, usual | other) for other in ({"K": 2}, {"num_warps": 8})]
+    with fake_gpu("sm_90"):
+        for *arguments, constants in 2 * kinds:
+            common.start(scales, (1,), *arguments, 0.5, **constants)
+        for *arguments, constants in kinds:
+            scales[(1,)](*arguments, 0.5, **constants)
+    first, again, direct = torch.tensor(launched).view(3, -1).tolist()
+    assert first == again == direct and len(set(direct)) == len(kinds)
+
+
+@pytest.mark.parametrize("module", [flash_launches, launches], ids=["flash", "linear"])
+def test_every_head_width_has_the_narrowest_launches_that_fit(module, monkeypatch):
+    for n, ((gpu, size), entries) in enumerate(module.LAUNCHES.items()):
+        monkeypatch.setattr(module, "architecture", lambda device, gpu=gpu: gpu)
+        for width in range(NARROWEST, WIDEST + 1):
+            widest = module.select_launches(torch.device("cuda", 100 + n), size, width).widest
+            assert widest == min(entry.widest for entry in entries if entry.widest >= width)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "documents", "passes"),  # the group counts of passes in Gluon
+    [
+        (torch.bfloat16, (1, 2, 130), False, [1, 1, 1]),
+        (torch.bfloat16, (8, 4, 2048), False, [3, 2, 2]),
+        (torch.bfloat16, (8, 4, 2048), True, [1, 1, 1]),
+        (torch.bfloat16, (1, 2, 4096), False, [1, 1, 1]),
+        (torch.bfloat16, (64, 4, 1024), False, [1, 1, 1]),
+        (torch.float16, (8, 4, 2048), False, [None, 2, 2]),
+        (torch.float32, (8, 4, 2048), False, [None, None, None]),
+    ],
+)
+def test_passes_run_in_gluon_where_it_is_right_and_faster(dtype, shape, documents, passes):
+    """Without a running maximum FP16 overflows, and groups that share tiles take no documents."""
+    (entry,) = (entry for entry in ENTRIES if entry.widest == 128)
+    x = torch.empty(*shape, 128, dtype=dtype, device="meta")
+    chosen = [flash.chosen(name, entry, x, documents) for name in ("forward", "p1", "p2_info")]
+    assert [launch and launch.groups for launch in chosen] == passes
+
+
+def test_results_of_gluon_have_no_gaps_between_heads(monkeypatch):
+    """TMA pads heads of 60 channels to 64."""
+    from relation.kernels.flash_relation import hopper_launch, triton_forward
+
+    for module in (hopper_launch, triton_forward):
+        monkeypatch.setattr(module, "start", lambda *given, **options: None)
+    monkeypatch.setattr(flash, "select_launches", lambda *given: ENTRIES[0])
+    p1, p2, info, dy = torch.zeros(4, 1, 20, 2, 60).bfloat16().transpose(2, 3)
+    kept = flash.launch_forward(p1, p2, info, torch.ones(()), 2.0, True)
+    *gradients, _ = flash.launch_backward(dy, p1, p2, info, *kept, 2.0, True)
+    for x in (kept[0], *gradients):
+        assert x.shape == p1.shape and x.transpose(1, 2).is_contiguous()
 
 
 def first_ones(cases: list[tuple], ordinary: int) -> list:

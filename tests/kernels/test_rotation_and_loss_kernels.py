@@ -45,7 +45,7 @@ def assert_loss_exact(vocabulary: int, dtype: torch.dtype, device: str = "cpu") 
 
     generator = torch.Generator().manual_seed(vocabulary)
     logits = (5 * torch.randn(17, vocabulary, generator=generator)).to(device, dtype)
-    targets = torch.randint(vocabulary, (17,), generator=generator).to(device)
+    targets = torch.randint(vocabulary, (17, 2), generator=generator).to(device)[:, 1]
     targets[::5], targets[1] = IGNORED, vocabulary - 1
     with poisoned_memory():
         ours = kernel(logits, targets, IGNORED)
@@ -90,6 +90,12 @@ class TestInterpreted:
     @pytest.mark.parametrize("vocabulary", [2, 300])
     def test_the_loss_of_every_vocabulary(self, vocabulary):
         assert_loss_exact(vocabulary, torch.float32)
+
+    def test_torch_compile_plans_with_the_losses_shapes_and_dtypes(self):
+        from relation.kernels.cross_entropy import cross_entropy as kernel
+
+        given = torch.randn(3, 7).half(), torch.tensor([0, 6, IGNORED]), IGNORED
+        torch.library.opcheck(kernel, given, test_utils="test_faketensor")
 
     def test_a_loss_that_is_no_number_is_not_hidden(self):
         """Logits that overflow, and targets outside the vocabulary."""
