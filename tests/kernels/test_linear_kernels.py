@@ -140,7 +140,8 @@ class TestInterpreted:
     @pytest.mark.parametrize(
         ("shape", "dtype", "kind"),
         [
-            ((1, 1, 33, 20), torch.float16, -7.5),  # half a chunk keeps exp(-60)
+            ((1, 1, 33, 20), torch.float16, -5),  # half a chunk keeps exp(-40)
+            ((1, 1, 17, 16), torch.float32, -14),  # exp(112) would overflow
             # A few tokens keep as much as a weak chunk does, but all of dg is small.
             ((1, 1, 2, 16), torch.float16, -30),
             ((1, 1, 1, 16), torch.float32, -12),
@@ -195,7 +196,9 @@ class TestInterpreted:
             return [(x.shape, x.stride(), x.dtype) for x in (*first, *second)]
 
         with FakeTensorMode() as fake:
-            planned = described(*map(fake.from_tensor, given))
+            plans = [fake.from_tensor(x) for x in given]
+            planned = described(*plans)
+            assert output_of(operator, *plans[:4]).shape == plans[0].shape
         assert planned == described(*given)
 
     def test_documents_start_empty(self):
@@ -227,7 +230,9 @@ class TestInterpreted:
             given[place] = apart.copy_(given[place])
         assert_exact(tuple(given))
 
-    def test_vectors_shorter_than_the_norms_floor(self):
+    def test_vectors_shorter_than_the_norms_floor_or_with_squares_past_fp16(self):
+        p1, p2, *others = draw(10, (1, 1, 3, 16), torch.float16)
+        assert_exact((300 * p1, 300 * p2, *others))
         p1, p2, *others = draw(10, (1, 1, 3, 16))
         assert_exact((1e-14 * p1, p2, *others))
         assert_exact((p1, 1e-14 * p2, *others))

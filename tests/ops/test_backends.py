@@ -158,4 +158,9 @@ def test_the_default_is_the_fastest_backend_that_runs(
     takes_documents = "flash" if expected.startswith("flash") else "reference"
     assert backends.default_backend("mha", x, documents=True) == takes_documents
     assert backends.default_backend("mha", x, documents=True, null=True) == "reference"
+    calls = []
+    slow = backends.Backend(lambda *_, **given: calls.append(given))
+    monkeypatch.setitem(ops.BACKENDS["mha"], "reference", slow)
+    backends.Automatic("mha")(x, documents=x, null=True)
+    assert calls == [{"documents": x, "null": True}]
     KERNELS._why_gpu_unavailable.cache_clear()

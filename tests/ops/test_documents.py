@@ -87,7 +87,7 @@ def test_every_form_gives_the_same_documents():
         assert documents.longest == 2
     padded = Documents.padded(torch.tensor([[0, 0, 1, 1], [1, 1, 1, 0]]))
     assert padded.positions.tolist() == [[0, 1, 0, 1], [0, 1, 2, 0]]
-    assert padded.offsets.tolist() == [0, 2, 4, 7, 8]
+    assert padded.offsets.tolist() == [0, 2, 4, 7, 8] and padded.longest == 3
 
 
 @pytest.mark.parametrize(

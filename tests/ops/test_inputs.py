@@ -61,10 +61,11 @@ def test_states_and_documents_that_do_not_fit_are_refused(operator):
     for state in states:
         refused("shape", **{state: X[0]})
     for state in states[1:]:
-        for x in (X.mT, X[:, :, :1]):
+        for x in (X.mT, X[:, :, :1], X[:, :1, :1]):
             refused(f"{state} ", **{state: x})
         refused("float64", **{state: X.double()})
         refused("one device", **{state: X.to("meta")})
+        refused(f" heads and {states[0]} 3", **{states[0]: torch.zeros(1, 3, 3, 16)})
     refused("int64", **dict.fromkeys(states, X.long()))
     for dimension in range(4):
         empty = torch.zeros([n * (d != dimension) for d, n in enumerate(X.shape)])
@@ -110,6 +111,7 @@ def test_lambda_is_one_floating_number_on_the_device(operator):
         ({"state": STATE[:, :1]}, "state has shape"),
         ({"state": STATE.to("meta")}, "one device"),
         ({"state": STATE.cfloat()}, "state has dtype complex64"),
+        ({"state": STATE, "documents": Documents.of(X[:, 0, :, 0].int())}, "not both"),
     ],
 )
 def test_retention_and_state_must_fit(operator, wrong, message):
@@ -165,6 +167,7 @@ WIDTHS = {
     "head width is 129": torch.zeros(1, 2, 3, 129),
     "float64": X.double(),
     "it needs an NVIDIA GPU": X,
+    "needs an NVIDIA GPU; on a CPU": torch.zeros(1, 2, 3, 128),
 }
 
 
@@ -190,3 +193,5 @@ def test_kernels_on_a_cpu_need_the_interpreter(monkeypatch):
         assert_refused("TRITON_INTERPRET=1", operator, **CALLS[operator])
     assert_refused("TRITON_INTERPRET=1", ops.get_backend, "linear", "flash", "cpu")
     assert "NVIDIA" in kernels.why_unavailable("mps")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert "no usable CUDA device" in kernels.why_unavailable("cuda:99")
