@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from conftest import refusal
 from equations import assert_close, differentiate, draw, flow_rows
 
 from relation import ops
@@ -73,3 +74,11 @@ def test_tiles_keep_the_digits_of_a_small_gradient_of_lambda(lam):
     dlam = differentiate(ops.tiled_relation, inputs, dy)[-1]
     truth = differentiate(ops.full_relation, (x.double() for x in inputs), dy.double())[-1]
     assert_close(dlam, truth, 70 + 6)
+
+
+def test_tiles_have_no_second_derivatives():
+    p1, p2, info = draw(1, 2, 5, 6)
+    p1.requires_grad_()
+    y = ops.tiled_relation(p1, p2, info, LAM).sum()
+    again = refusal(lambda: torch.autograd.grad(y, p1, create_graph=True))
+    assert "no second derivatives" in again

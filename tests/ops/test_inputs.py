@@ -1,6 +1,7 @@
 """Bad input of every public operator and kernel raises one clear line that names it."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ from torch.nn.attention import SDPBackend
 from relation import kernels, ops
 from relation.kernels.documents import Documents
 from relation.ops.attention import fused_attention
+from relation.ops.backends import Execution
+from relation.variants import MHA
 
 X = torch.zeros(1, 2, 3, 16)
 LAM, THETA, STATE = torch.tensor(0.5), torch.zeros(1), torch.zeros(1, 2, 16, 16)
@@ -154,6 +157,13 @@ def test_givens_and_rope_need_pairs(heads, theta, message):
 )
 def test_an_unknown_or_impossible_backend_is_refused(arguments, message):
     assert_refused(message, ops.get_backend, *arguments)
+
+
+def test_a_model_refuses_a_backend_that_its_device_cannot_run():
+    """When it is made, not at its first call."""
+    model = SimpleNamespace(layout=MHA)
+    execution = Execution(mha="cudnn")
+    assert_refused("needs a CUDA device", execution.calls, model, torch.device("cpu"))
 
 
 def test_documents_with_a_null_token_are_refused_by_flash_attention():
