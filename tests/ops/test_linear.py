@@ -71,3 +71,14 @@ def test_a_zero_coordinate_neither_reads_nor_writes(operator):
     assert all(x.isfinite().all() for x in results)
     # Token 3 writes nothing, so only its own output has its information.
     assert torch.equal(results[3][:, :, 3], dy[:, :, 3])
+
+
+@pytest.mark.parametrize("operator", LINEAR)
+def test_retention_and_state_of_16_bits_are_widened_first(operator):
+    *states, g = (x.float() for x in draw_linear(2, 2, 37, 6))
+    g, C0 = g.bfloat16(), draw(2, 2, 6, 6, count=1)[0].bfloat16()
+    results = operator(*states, g, TAU, C0)
+    for actual, expected in zip(
+        results, operator(*states, g.float(), TAU, C0.float()), strict=True
+    ):
+        assert actual.dtype == torch.float32 and torch.equal(actual, expected)
