@@ -91,7 +91,7 @@ def _compiled_for(x):
     kind = type(x)
     if kind in _BY_VALUE:
         return x
-    if kind is tuple:
+    if isinstance(x, tuple):
         return tuple(map(_compiled_for, x))
     if isinstance(x, torch.Tensor):
         return x.dtype, x.data_ptr() % 16

@@ -5,8 +5,8 @@ captures one token step as a graph and replays it for every token. The host laun
 before it reads the ids of the last one, so host and GPU do not wait for each other.
 """
 
+import functools
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -33,6 +33,16 @@ class Places(NamedTuple):
     lengths: Tensor
     active: Tensor
     tables: RopeTables
+
+
+@functools.cache
+def capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream on which graphs of a GPU are captured. device: with its index.
+
+    PyTorch's own stream for captures is on the GPU of the process's first graph. A graph of another
+    GPU would be empty.
+    """
+    return torch.cuda.Stream(device)
 
 
 class BlockWeights:
@@ -109,7 +119,7 @@ class Prepared:
         # Imported where it is used because it needs Triton.
         from relation.kernels import decoding
 
-        config, project = self.config, partial(decoding.project, chained=True)
+        config, project = self.config, functools.partial(decoding.project, chained=True)
         x = decoding.embed(ids.contiguous(), self.embedding, config.embedding_multiplier or 1.0)
         for layer, cache in zip(self.layers, state.layers, strict=True):
             projected = project(x, layer.inward, config.norm_eps)
@@ -178,7 +188,7 @@ class Replay:
             cache.tensors = tuple(x.contiguous() for x in cache.tensors)
         self._places = Places(lengths, active, self._room())
         # Two copies of the ids: one is read while the next is written.
-        host = partial(torch.empty, rows, dtype=torch.int64, pin_memory=self._on_gpu)
+        host = functools.partial(torch.empty, rows, dtype=torch.int64, pin_memory=self._on_gpu)
         self._on_host = [host(), host()]
         self._prepare()
 
@@ -280,7 +290,9 @@ class Replay:
                     self._token()
             torch.cuda.current_stream().wait_stream(side)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
+            # Other threads may call CUDA during the capture.
+            stream = capture_stream(self._device)
+            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
                 self._token()
         for x, value in zip(counters, saved, strict=True):
             x.copy_(value)

@@ -23,6 +23,7 @@ from relation.errors import RunError
 from relation.kernels.documents import Documents
 from relation.machine import to_device
 from relation.nn import Decoder
+from relation.nn.replay import capture_stream
 from relation.ops.precision import projection_dtype
 
 _WARM_PASSES = 2
@@ -163,8 +164,8 @@ def check_all_learn(model: torch.nn.Module, optimizer: torch.optim.Adam, run: st
     A compiler bug can drop a gradient silently, and the run would still finish. Call it after two
     updates or more: in the first, weights that start at zero keep the gradient from others.
     """
-    moments = [optimizer.state[p]["exp_avg"] for p in model.parameters()]
-    learned = torch.stack([moment.any() for moment in moments]).tolist()
+    states = [optimizer.state.get(p, {}) for p in model.parameters()]  # empty: no gradient at all
+    learned = [bool(state) and state["exp_avg"].any().item() for state in states]
     names = [name for name, _ in model.named_parameters()]
     idle = [name for name, learns in zip(names, learned, strict=True) if not learns]
     if idle:
@@ -293,34 +294,38 @@ class _CapturedPass:
         for parameter in self._parameters:
             parameter.grad = None
 
-    @staticmethod
-    def _release_workspaces() -> None:
+    def _release_workspaces(self) -> None:
         # cuBLAS would keep a workspace per stream. A graph's workspace is in the graph's pool.
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(self._inputs.device)
         torch._C._cuda_clearCublasWorkspaces()
 
     def _warm_up(self) -> None:
         """Run passes outside a graph: libraries initialise lazily, which cannot be captured."""
         self._forget_gradients()
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
+        stream = torch.cuda.Stream(self._inputs.device)
+        current = torch.cuda.current_stream(self._inputs.device)
+        stream.wait_stream(current)
         with torch.cuda.stream(stream):
             for _ in range(_WARM_PASSES):
                 self._run(self._inputs, self._targets, self._tokens)
                 self._forget_gradients()
-        torch.cuda.current_stream().wait_stream(stream)
+        current.wait_stream(stream)
         self._release_workspaces()
 
     def _capture(self, pool) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         graph = torch.cuda.CUDAGraph()
         # Other threads may call CUDA during the capture: NCCL's watchdog queries events.
-        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+        stream = capture_stream(self._inputs.device)
+        with torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local"):
             loss = self._run(self._inputs, self._targets, self._tokens)
         self._release_workspaces()
         return graph, loss
 
     def __call__(self, inputs: Tensor, targets: Tensor, tokens: int, first: bool) -> Tensor:
         """Run one pass; return the loss, a scalar that the next call overwrites."""
+        if inputs.shape != self._inputs.shape:  # copy_ would broadcast
+            given, captured = tuple(inputs.shape), tuple(self._inputs.shape)
+            raise RunError(f"a micro-batch is {given} and the captured ones {captured}; pad it")
         self._inputs.copy_(inputs, non_blocking=True)
         self._targets.copy_(targets, non_blocking=True)
         self._tokens.fill_(tokens)
@@ -346,7 +351,7 @@ class Readback:
     """
 
     def __init__(self, device: torch.device):
-        self._on_gpu = device.type == "cuda"
+        self._device, self._on_gpu = device, device.type == "cuda"
         self._waiting: deque[tuple[Tensor, torch.cuda.Event]] = deque()
         self.restart()
 
@@ -354,7 +359,7 @@ class Readback:
         if not self._on_gpu:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
-        event.record()
+        event.record(torch.cuda.current_stream(self._device))
         return event
 
     def restart(self) -> None:

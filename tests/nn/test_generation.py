@@ -250,7 +250,8 @@ class TestOnGpu:
 
     @pytest.mark.parametrize(("variant", "changes"), MODELS)
     def test_texts_are_the_forwards(self, variant, changes):
-        check_texts(variant, "cuda", 40, **changes)
+        for gpu in {0, torch.cuda.device_count() - 1}:
+            check_texts(variant, f"cuda:{gpu}", 40, **changes)
 
     def test_a_long_text_repeats_no_random_numbers(self, monkeypatch):
         check_chunks(monkeypatch, "cuda")

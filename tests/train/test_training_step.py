@@ -5,12 +5,14 @@ import os
 import numpy as np
 import pytest
 import torch
+from conftest import refusal
 from training import CPU, small_model
 
 from relation.data.windows import TrainingWindows
+from relation.errors import RunError
 from relation.kernels.documents import Documents
 from relation.nn import Decoder, Execution
-from relation.train.step import UpdateStep, build_optimizer
+from relation.train.step import UpdateStep, build_optimizer, check_all_learn, nll_of
 
 # PyTorch requires this for a deterministic cuBLAS, before its first product.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -110,6 +112,15 @@ def test_bf16_keeps_fp32_weights_and_gradients(variant: str) -> None:
     assert {t.dtype for t in (*model.parameters(), *moments)} == {torch.float32}
 
 
+def test_a_parameter_that_nothing_reaches_is_named() -> None:
+    model, tokens = toy("full"), 4 * CONTEXT
+    model.spare = torch.nn.Parameter(torch.zeros(1))
+    optimizer = build_optimizer(model, 1e-2, **ADAMW)
+    UpdateStep(model, optimizer, CPU, "fp32", False, 1.0)(batches(4, tokens), tokens, 1e-2)
+    message = refusal(lambda: check_all_learn(model, optimizer, "run"), RunError)
+    assert "the gradient of spare is zero" in message
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("variant, backend", [
@@ -118,9 +129,11 @@ def test_bf16_keeps_fp32_weights_and_gradients(variant: str) -> None:
 def test_replayed_updates_are_those_launched_one_by_one(variant, backend, masked) -> None:
     """CUDA graphs equal launches, bit for bit, over updates of three micro-batches.
 
-    Both run the same compiled code, because a second compilation could choose other tile sizes.
+    Both run the same compiled code, because a second compilation could choose other tile sizes. The
+    model is evaluated between updates. With several GPUs, some cases run on the last one.
     """
-    device, config = torch.device("cuda"), small_model(variant, layers=2, d_model=64, heads=4)
+    gpu = torch.cuda.device_count() - 1 if masked else 0
+    device, config = torch.device("cuda", gpu), small_model(variant, layers=2, d_model=64, heads=4)
     generator = torch.Generator().manual_seed(2)
     tokens = torch.randint(61, (4, 3, 2, 101), generator=generator)
     backends = dict.fromkeys(("mha", "full", "linear"), backend)
@@ -137,6 +150,8 @@ def test_replayed_updates_are_those_launched_one_by_one(variant, backend, masked
         for update in tokens:
             rows = [(x[:, :-1].contiguous(), x[:, 1:].contiguous()) for x in update]
             seen += [x.item() for x in run(rows, update.numel(), 1e-2)]
+            validation = update.flatten().numpy().astype("<u2")
+            seen.append(nll_of(model, validation, 50, 2, device, "bf16", lambda inputs: None))
         return [*seen, *(p.detach().clone() for p in model.parameters())]
 
     torch.use_deterministic_algorithms(True)
@@ -147,3 +162,5 @@ def test_replayed_updates_are_those_launched_one_by_one(variant, backend, masked
     assert all(
         torch.equal(torch.as_tensor(a), torch.as_tensor(b)) for a, b in zip(*both, strict=True)
     )
+    with pytest.raises(RunError, match="pad it"):
+        step([(x[:1, :-1], x[:1, 1:]) for x in tokens[0]], 1, 0.0)
