@@ -61,12 +61,14 @@ class Matrix:
     def options(self, scale: str, variant: str, changes: Mapping = {}) -> dict:
         """The options of a run. A variation wins over the scale, and the scale over the campaign.
 
-        In each of them `overrides` of the variant come last. changes: those of the variation.
+        In each of them `overrides` of the variant come last. Only these may set what the variant
+        itself changes, and the model then refuses another value. changes: those of the variation.
         """
-        levels, values = [], self.section.as_dict()
+        levels, values, fixed = [], self.section.as_dict(), VARIANTS[variant].changes
         for level in (values, values["scales"][scale], changes):
-            levels += [level, level.get("overrides", {}).get(variant, {})]
-        merged: dict = {"learning_rate_factor": 1.0, "backends": {}}
+            levels.append({name: value for name, value in level.items() if name not in fixed})
+            levels.append(level.get("overrides", {}).get(variant, {}))
+        merged: dict = {"learning_rate_factor": 1.0, "backends": {}, **fixed}
         for level in levels:
             options = {name: value for name, value in level.items() if name in Options.model_fields}
             backends = merged["backends"] | options.get("backends", {})

@@ -10,7 +10,7 @@ from conftest import ROOT, refusal
 
 from relation import plan, records
 from relation.jobs import Run
-from relation.variants import ARMS, parameter_count
+from relation.variants import ARMS, VARIANTS, Variant, parameter_count
 from report.site import assumptions
 
 CAMPAIGNS = sorted(path.stem for path in (ROOT / "config").glob("*.yaml"))
@@ -214,6 +214,16 @@ def test_choices_restrict_runs_and_benchmarks() -> None:
     assert len(campaign.planned) == len(load().planned) > 36
     benched = plan.load({"campaign": "tiny", "variants": "mha-gate"})  # no scale trains it
     assert not benched.runs and [bench.benchmark for bench in benched.benchmarks] == ["matched"]
+
+
+def test_a_variant_may_change_what_a_campaign_sets_for_all(tmp_path, monkeypatch) -> None:
+    wide = Variant("no-count", "Wide", changes={"d_ff": 64, "init_std": 0.1})
+    monkeypatch.setitem(VARIANTS, "no-count", wide)
+    models = {run.variant: run.model for run in mine(tmp_path, "base: smoke\n").planned}
+    assert (models["no-count"].d_ff, models["no-count"].init_std) == (64, 0.1)
+    assert models["full"].d_ff == models["mha"].d_ff == 96
+    text = "base: smoke\noverrides: {no-count: {d_ff: 32}}\n"
+    assert "Wide has d_ff 64, not 32" in refusal(lambda: mine(tmp_path, text))
 
 
 @pytest.mark.parametrize("scale", ["10M", "30M", "100M", "100M28pc"])
