@@ -34,7 +34,9 @@ def _campaign(options: Namespace) -> Campaign:
     for choice in options.choices:
         key, equals, value = choice.partition("=")
         if not equals:
-            raise InputError(f"{choice!r} is not a choice; give KEY=VALUE as in config.yaml")
+            raise InputError(
+                f"{choice!r} is not a choice; give KEY=VALUE as in config.yaml, after the job"
+            )
         choices[key] = value if key in ("vary", "campaign", "corpus") else parsed(value)
     return load(options.config, **choices)
 
@@ -224,9 +226,34 @@ def _duration(hours: float) -> str:
     return f"{hours:,.2f} h" if hours >= 0.1 else f"{60 * hours:.1f} min"
 
 
-def _plan(campaign: Campaign, options: Namespace) -> None:
-    from relation.data.corpus import check_texts
+def _remaining(campaign: Campaign) -> list[str]:
+    """The jobs to run: the folder of their files, or for a benchmark and for recall the file."""
 
+    def job_of(path: str) -> str:
+        return path if path.startswith(("bench/", "recall/")) else path.rpartition("/")[0]
+
+    files, read = campaign.files(), set()  # read: the corpora that the jobs to run read
+    planned = dict.fromkeys(map(job_of, files))
+    todo = {
+        job_of(p) for p, hash in files.items() if not records.is_made(campaign.folder / p, hash)
+    }
+    for run in campaign.runs:
+        trained = f"runs/{run.name}"
+        measured = planned.keys() & {f"flow/{run.name}", f"length/{run.name}"}
+        # Training makes a checkpoint that is lost and to be measured; all is then measured again.
+        lost = not (campaign.folder / trained / "model.safetensors").exists()
+        if trained in todo or (lost and measured & todo):
+            todo |= {trained, *measured}
+        if todo & {trained, *measured}:
+            read.add(run.data.name)
+    for bench in campaign.benchmarks:
+        if f"bench/{bench.benchmark}/{bench.scale}.parquet" in todo:
+            read.update(campaign.corpora_of(bench))
+    todo -= {f"data/{name}" for name in campaign.data.keys() - read}
+    return [job for job in planned if job in todo]
+
+
+def _plan(campaign: Campaign, options: Namespace) -> None:
     # The chosen runs, and how many of them are shipped.
     print(f"{campaign.title}: {campaign.description}")
     models = {}
@@ -242,19 +269,16 @@ def _plan(campaign: Campaign, options: Namespace) -> None:
     shipped = [run for run in campaign.runs if run.hash in campaign.shipped()]
     print(f"{len(campaign.runs)} runs are chosen; {len(shipped)} of them are shipped.")
 
-    # The jobs to run, by folder. Each job is counted by one of its files; `further` are the rest.
-    files, folder = campaign.files().items(), campaign.folder
-    todo = [path for path, hash in files if not records.is_made(folder / path, hash)]
+    todo = _remaining(campaign)
     if not todo:
         print("Nothing is to be made except the report.")
         return
-    further = ("losses", "probes", "curves", "maps", "gradients")
-    jobs = Counter(path.split("/")[0] for path in todo if Path(path).stem not in further)
+    jobs = Counter(job.split("/")[0] for job in todo)
     names = {"runs": "train", "flow": "diagnose", "data": "prepare"}
     print("To be made:", ", ".join(f"{n} {names.get(job, job)}" for job, n in jobs.items()))
 
     # The time and the disk space that they need.
-    runs = [run for run in campaign.runs if f"runs/{run.name}/run.parquet" in todo]
+    runs = [run for run in campaign.runs if f"runs/{run.name}" in todo]
     hours, scales = Counter(), campaign.matrix.section.scales
     speeds = {name: scale.expected_tokens_per_second for name, scale in scales.items()}
     for run in runs:
@@ -268,13 +292,15 @@ def _plan(campaign: Campaign, options: Namespace) -> None:
         time = _duration(hours.total())
         lines.append(f"Training takes about {time} of one {unit}, and some seconds to start a job.")
     print(*lines, f"Checkpoints take {disk:,.0f} MiB of disk.", sep="\n")
-    old = [run.name for run in runs if (folder / f"runs/{run.name}/run.parquet").exists()]
+    made = [(run, campaign.folder / f"runs/{run.name}/run.parquet") for run in runs]
+    old = [run.name for run, p in made if p.exists() and not records.is_made(p, run.hash)]
     if old:
         print(f"These runs replace {len(old)} that finished with another text or other keys:")
         print(*(f"  {name}" for name in old[:3]), *(["  ..."] if len(old) > 3 else []), sep="\n")
     # Last, so that the plan is printed even if texts are missing. The error stops `make`.
-    for path in (Path(path) for path in todo if path.startswith("data/")):
-        check_texts(campaign.data[path.parent.name])
+    for job in todo:
+        if job.startswith("data/"):
+            campaign.check_data(job.removeprefix("data/"), campaign.runs)
 
 
 def _status(campaign: Campaign, options: Namespace) -> None:

@@ -41,7 +41,7 @@ def open_tokens(data: Path, split: str) -> np.ndarray:
     """Memory-map a split's ids, (N,) uint16. Raises InputError if data.parquet has another hash."""
     path = data / f"{split}.bin"
     if not path.exists() or path.stat().st_size == 0:
-        raise InputError(f"{path} is missing or empty; run snakemake to make it")
+        raise InputError(f"{path} is missing or empty; repeat snakemake -R prepare")
     if sha256_of(path) != data_rows(data)[split]["sha256"]:
         raise InputError(f"{path} is not the file of data.parquet; repeat snakemake -R prepare")
     return np.memmap(path, TOKEN_TYPE, mode="r")

@@ -40,6 +40,7 @@ def printed(capsys: pytest.CaptureFixture, *arguments: str, status: int = 0) -> 
         (["plan", "--conf", "x"], "unrecognized arguments: --conf"),
         (["plan", "campaign=smok"], "did you mean 'smoke'?"),
         (["plan", "--config", "nowhere.yaml"], "no configuration file nowhere.yaml"),
+        (["diagnose", "seeds=42", RUN], f"'{RUN}' is not a choice; give KEY=VALUE"),
         (["prepare"], "required: CORPUS-VOCABULARY; see"),
         (["train", "10M/full/42"], "has no run '10M/full/42' (SCALE/VARIATION/"),
         (["prepare", "sample-5"], "has no data 'sample-5'; did you mean 'sample-512'?"),

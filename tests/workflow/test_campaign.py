@@ -19,6 +19,7 @@ pytestmark = pytest.mark.campaign
 TINY = ("--config", "campaign=tiny", "seeds=42")
 RUN = "10M-mini/base/full/42"
 AGAIN = {"collect": 1, "report": 1}
+ONE = {"train": 1, "diagnose": 1, "length": 1, **AGAIN}
 TRAINED = {"train": 2, "diagnose": 2, "length": 1, **AGAIN}
 
 
@@ -34,6 +35,14 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def copy(project: Path, tmp_path: Path) -> Path:
     """A copy of `project` that a test can change: new dates, and Snakemake's metadata."""
     return shutil.copytree(project, tmp_path / "copy", copy_function=shutil.copy)
+
+
+def counted(copy: Path) -> dict[str, int]:
+    """How many jobs of each rule `plan` counts."""
+    line = re.search(
+        "^To be made: .*", run_module(copy, "relation", "plan", *TINY[1:]).stdout, re.M
+    )
+    return {name: int(n) for n, name in re.findall(r"(\d+) (\w+)", line[0] if line else "")}
 
 
 def test_every_kind_of_record_is_made_and_carries_its_specification(project: Path) -> None:
@@ -75,7 +84,7 @@ def test_a_changed_learning_rate_trains_its_own_runs_again(copy: Path) -> None:
     target = "results/tiny/runs/10M-mini/mine/full/42/run.parquet"
     snakemake(copy, *TINY, "--", target)
     tiny.write_text(tiny.read_text().replace("2.0e-2", "3.0e-2"))
-    assert planned_jobs(copy, *TINY) == {"train": 1, "diagnose": 1, "length": 1, **AGAIN}
+    assert planned_jobs(copy, *TINY) == ONE
     # Without metadata Snakemake cannot tell, so the jobs refuse the run of the other rate.
     shutil.rmtree(copy / ".snakemake")
     flow = target.replace("runs", "flow").replace("run.p", "flow.p")
@@ -86,18 +95,28 @@ def test_a_changed_learning_rate_trains_its_own_runs_again(copy: Path) -> None:
 def test_a_deleted_record_is_made_again(copy: Path) -> None:
     (copy / "results/tiny/flow.parquet").unlink()
     assert planned_jobs(copy, *TINY) == AGAIN
-    (copy / f"results/tiny/runs/{RUN}/run.parquet").unlink()
-    assert planned_jobs(copy, *TINY)["train"] == 1
+    for name in ("run.parquet", "probes.parquet"):
+        record = copy / f"results/tiny/runs/{RUN}/{name}"
+        record = record.rename(copy / name)
+        assert planned_jobs(copy, *TINY) == counted(copy) | AGAIN == ONE
+        record.rename(copy / f"results/tiny/runs/{RUN}/{name}")
+    # Without its checkpoint a run is trained again only if something is to be measured on it.
+    (copy / f"results/tiny/runs/{RUN}/model.safetensors").unlink()
+    assert planned_jobs(copy, *TINY) == AGAIN and counted(copy) == {}
+    (copy / f"results/tiny/flow/{RUN}/maps.parquet").unlink()
+    assert planned_jobs(copy, *TINY) == counted(copy) | AGAIN == ONE
 
 
 def test_a_lost_text_trains_no_finished_run_again(copy: Path) -> None:
     shutil.rmtree(copy / "results/tiny/data")
+    assert planned_jobs(copy, *TINY) == counted(copy) == {}
     (copy / f"results/tiny/runs/{RUN}/run.parquet").unlink()
+    assert "data.parquet is lost" in run_module(copy, "relation", "plan", *TINY[1:]).stdout
     refused = snakemake(copy, *TINY, check=False)
     (line,) = re.findall("^error: .*", refused.stdout, re.MULTILINE)
     assert refused.returncode and "rule train" not in refused.stdout
     snakemake(copy, *TINY, "--", re.search("`-- (.*)`", line)[1])
-    assert planned_jobs(copy, *TINY)["train"] == 1
+    assert planned_jobs(copy, *TINY) == counted(copy) | AGAIN == ONE
 
 
 def test_what_is_shipped_is_not_made_again_and_is_in_the_report(copy: Path) -> None:

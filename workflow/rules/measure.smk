@@ -1,6 +1,6 @@
 rule length:
     input:
-        data=data_of,
+        data=data_once_ready,
         model=rules.train.output.model,
     output:
         f"{FOLDER}/length/{RUN}/lengths.parquet",

@@ -47,7 +47,7 @@ rule train:
 
 rule diagnose:
     input:
-        data=data_of,
+        data=data_once_ready,
         model=rules.train.output.model,
     output:
         flow=f"{FOLDER}/flow/{RUN}/flow.parquet",
