@@ -151,6 +151,10 @@ class Campaign:
         columns = [self._setting(**column.as_dict()) for column in given]
         columns = columns or [self._setting(variation) for variation in chosen]
         columns = [column for column in columns if self.scales_of(column)]
+        names = [column.name for column in columns]
+        for name in names:
+            if names.count(name) > 1:
+                raise InputError(f"config/{self.name}.yaml: columns: give {name} once")
         if varied:  # its base comes first, the one-off last
             first = next((c for c in columns if c.variation == chosen[0]), self._setting(chosen[0]))
             others = [c for c in columns if c not in (first, self._setting(varied))]

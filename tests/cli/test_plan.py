@@ -307,6 +307,7 @@ def test_a_wrong_choice_is_refused_in_a_line(choices: dict, message: str) -> Non
         ("base: paper\ncorpora: {tinystories: {streams: [{path: a/b}]}}", "give a/b a revision"),
         ("base: smoke\ncolumns: [{variation: gpt}]", "no variation 'gpt'; did you mean 'gpt2'?"),
         (f"base: smoke\ncolumns: {[{'variation': 'gpt2'}] * 5}", "List should have at most 4"),
+        (f"base: smoke\ncolumns: {[{'variation': 'gpt2'}] * 2}", "columns: give mine/gpt2 once"),
         ("base: smoke\nlength: {scales: [30M-min]}", "no scale '30M-min'; did you mean '30M-mini'"),
         ("base: smoke\nsystems: {matched: {batches: {x: [8, 1]}}}", "batches.x: there is no scale"),
         ("base: tiny\ndiagnosed: [no-count]", "no scale trains no-count; choose among mha, full"),
