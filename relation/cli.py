@@ -226,34 +226,9 @@ def _duration(hours: float) -> str:
     return f"{hours:,.2f} h" if hours >= 0.1 else f"{60 * hours:.1f} min"
 
 
-def _remaining(campaign: Campaign) -> list[str]:
-    """The jobs to run: the folder of their files, or for a benchmark and for recall the file."""
-
-    def job_of(path: str) -> str:
-        return path if path.startswith(("bench/", "recall/")) else path.rpartition("/")[0]
-
-    files, read = campaign.files(), set()  # read: the corpora that the jobs to run read
-    planned = dict.fromkeys(map(job_of, files))
-    todo = {
-        job_of(p) for p, hash in files.items() if not records.is_made(campaign.folder / p, hash)
-    }
-    for run in campaign.runs:
-        trained = f"runs/{run.name}"
-        measured = planned.keys() & {f"flow/{run.name}", f"length/{run.name}"}
-        # Training makes a checkpoint that is lost and to be measured; all is then measured again.
-        lost = not (campaign.folder / trained / "model.safetensors").exists()
-        if trained in todo or (lost and measured & todo):
-            todo |= {trained, *measured}
-        if todo & {trained, *measured}:
-            read.add(run.data.name)
-    for bench in campaign.benchmarks:
-        if f"bench/{bench.benchmark}/{bench.scale}.parquet" in todo:
-            read.update(campaign.corpora_of(bench))
-    todo -= {f"data/{name}" for name in campaign.data.keys() - read}
-    return [job for job in planned if job in todo]
-
-
 def _plan(campaign: Campaign, options: Namespace) -> None:
+    from relation.data.corpus import check_texts
+
     # The chosen runs, and how many of them are shipped.
     print(f"{campaign.title}: {campaign.description}")
     models = {}
@@ -269,7 +244,13 @@ def _plan(campaign: Campaign, options: Namespace) -> None:
     shipped = [run for run in campaign.runs if run.hash in campaign.shipped()]
     print(f"{len(campaign.runs)} runs are chosen; {len(shipped)} of them are shipped.")
 
-    todo = _remaining(campaign)
+    # The jobs to run, each by the folder of its files, or by its file if others share the folder.
+    todo = []
+    for path, hash in campaign.files().items():
+        if not records.is_made(campaign.folder / path, hash):
+            shared = path.startswith(("bench/", "recall/"))
+            todo.append(path if shared else path.rpartition("/")[0])
+    todo = list(dict.fromkeys(todo))
     if not todo:
         print("Nothing is to be made except the report.")
         return
@@ -300,7 +281,7 @@ def _plan(campaign: Campaign, options: Namespace) -> None:
     # Last, so that the plan is printed even if texts are missing. The error stops `make`.
     for job in todo:
         if job.startswith("data/"):
-            campaign.check_data(job.removeprefix("data/"), campaign.runs)
+            check_texts(campaign.data[job.removeprefix("data/")])
 
 
 def _status(campaign: Campaign, options: Namespace) -> None:

@@ -256,31 +256,24 @@ class Campaign:
 
         return max(1, device_count()) * self.runs_per_gpu
 
-    def check_data(self, name: str, trained: Iterable[Run]) -> None:
-        """Check a corpus that is to be prepared; trained: the runs that Snakemake would then train.
-
-        Raises InputError if its texts are missing, or if it is lost and a finished run reads it.
-        """
-        from relation.data.corpus import check_texts
-
-        check_texts(self.data[name])
-        record = self.folder / "data" / name / "data.parquet"
-        for run in () if record.exists() else trained:
-            done = self.folder / "runs" / run.name / "run.parquet"
-            if run.data.name == name and records.is_made(done, run.hash):
-                raise InputError(
-                    f"{record} is lost, so finished runs such as {run.name} would be trained "
-                    f"again; first make it alone: snakemake's command, ending with `-- {record}`"
-                )
-
-    def begin(self, prepared: Iterable[str], trained: Iterable[str], on_gpu: bool) -> None:
+    def begin(self, prepared: Iterable[str], trained: Collection[str], on_gpu: bool) -> None:
         """Check what the jobs need before the first one starts, then write `settings_file`.
 
         prepared: corpora to prepare; trained: runs to train. Raises InputError if texts or a needed
         GPU are missing, or if finished runs would be trained again because their corpus is lost.
         """
+        from relation.data.corpus import check_texts
+
         for name in prepared:
-            self.check_data(name, map(self.run, trained))
+            check_texts(self.data[name])
+            record = self.folder / "data" / name / "data.parquet"
+            for run in map(self.run, () if record.exists() else trained):
+                done = self.folder / "runs" / run.name / "run.parquet"
+                if run.data.name == name and records.is_made(done, run.hash):
+                    raise InputError(
+                        f"{record} is lost, so finished runs such as {run.name} would be trained "
+                        f"again; first make it alone: the same command, ending with `-- {record}`"
+                    )
         if on_gpu:
             from relation.machine import check_gpu
 
