@@ -129,7 +129,7 @@ def draw(
         stored = torch.randn(B, T, heads, D, dtype=dtype, device=device, generator=generator)
         return stored.transpose(1, 2)
 
-    # alpha = exp(-A dt), A from 1 to 16 per head, dt log-uniform from 0.001 to 0.1 (Appendix B).
+    # alpha = exp(-A dt), A from 1 to 16 per head, dt log-uniform from 0.001 to 0.1, as in KDA.
     A = 1 + 15 * torch.rand(1, H, 1, 1, device=device, generator=generator)
     uniform = torch.rand(B, T, H, D, device=device, generator=generator).transpose(1, 2)
     g = -A * 10 ** (2 * uniform - 3)
