@@ -24,7 +24,7 @@ class Variant:
     changes: Mapping[str, Any] = field(default_factory=dict)
 
 
-# The paper's models; each ablation changes only what it names (Appendix D.1).
+# The paper's models; each ablation changes only what it names (D.1); one head has no pair.
 _PAPER = (
     Variant("mha", "MHA", MHA),
     Variant("full", "Full Relation"),

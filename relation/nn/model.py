@@ -4,7 +4,7 @@
     -> norm -> logits (B, T, V), with the embedding's matrix
 
 The paper gives the model's widths and parameter counts (Appendix B.1) but does not describe its
-blocks. Pre-norm blocks, a tied output matrix and RoPE give exactly these parameter counts.
+norms and FFN. RMSNorm, SwiGLU, a tied output matrix and no biases give exactly these counts.
 
 B: batch, T: tokens, d: model width, H: heads, d_h = d / H: head width, V: vocabulary. Equation
 numbers are the paper's. A mixer computes the equations in this order:
