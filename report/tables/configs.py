@@ -44,7 +44,7 @@ def model_cells(models: pd.DataFrame, wordings: Mapping[str, Callable[[Model], s
 
 @table("6", "app-configs", "Model configurations")
 def configurations(models: pd.DataFrame) -> Cells:
-    """Decoder configurations. We count parameters on the built models. In the paper, an update
+    """Decoder configurations. We count parameters from the configuration. In the paper, an update
     takes 131,072 tokens at every scale."""
     wordings = {"geometry": SHAPE.format_map, "vocab": vocabulary, "tokens": tokens}
     yield from model_cells(models, wordings | {"data": "{data_title}".format_map})
