@@ -160,9 +160,9 @@ def linear_steady(steps: pd.DataFrame, precision: Sequence[str]) -> Cells:
 
 @table("17", "app-linear-long", "Linear Relation at long contexts", names=LONG)
 def linear_long(steps: pd.DataFrame, precision: Sequence[str]) -> Cells:
-    """Linear Relation against the context T, with one window per micro-batch. On a GPU the rate
-    grows with T, because a short window gives it too little work at a time. Rates are medians of
-    rounds of an untrained model."""
+    """Linear Relation against T, one window per micro-batch. The paper does not say which model it
+    measured; ours is 30M's unless the configuration names another. On a GPU the rate grows with T,
+    because short windows give it too little work. Rates are medians, of an untrained model."""
     rows = steps.query("benchmark == 'linear-long'")
     for context, of_context in rows.groupby("context"):
         row = str(int(context)) if str(int(context)) in LONG else f"+{context:.0f}"
