@@ -14,9 +14,7 @@ from relation.kernels.flash_relation import triton_backward, triton_forward, tri
 from relation.kernels.flash_relation.launches import GluonLaunch, Launches, select_launches
 
 ALIGNMENT = 16  # bytes; TMA needs it for a tensor's start and for all strides but the last
-# Without documents, several groups of warps share tiles if the pass owns B H T >= LARGE rows (more
-# than two blocks of up to 192 rows per multiprocessor) and T >= LONG (so rows past T are few).
-LARGE, LONG = 65_536, 2048
+LARGE = 65_536  # rows; more than two blocks of up to 192 rows per multiprocessor
 
 
 def chosen(name: str, launches: Launches, owned: Tensor, documents: bool) -> GluonLaunch | None:
@@ -27,10 +25,14 @@ def chosen(name: str, launches: Launches, owned: Tensor, documents: bool) -> Glu
     """
     if owned.dtype != torch.bfloat16 and (owned.dtype != torch.float16 or name == "forward"):
         return None
+    large = launches.gluon_large.get(name)
+    return large if large and not documents and is_large(large, owned) else launches.gluon.get(name)
+
+
+def is_large(launch: GluonLaunch, owned: Tensor) -> bool:
+    """Whether several groups of warps should share tiles in a pass that owns rows of `owned`."""
     B, H, T, _ = owned.shape
-    if not documents and T >= LONG and B * H * T >= LARGE and name in launches.gluon_large:
-        return launches.gluon_large[name]
-    return launches.gluon.get(name)
+    return B * H * T >= LARGE and launch.shortest <= T
 
 
 def launch_forward(

@@ -32,6 +32,7 @@ class GluonLaunch:
     stages: places for scanned tiles. slots: places for the tiles that blocks own, 1 or 2. programs:
     how many run on one multiprocessor. groups: groups of four warps that share the scanned tiles,
     at most 3 (backward 2). registers: limit per thread before the groups redistribute them.
+    shortest: the least T for an entry of `gluon_large`; the rows of its blocks past T are few.
     """
 
     stages: int
@@ -39,6 +40,7 @@ class GluonLaunch:
     programs: int
     slots: int = 2
     groups: int = 1
+    shortest: int = 2048
 
     def options(self) -> dict[str, int]:
         """Triton's launch options: the first consumer's warps and the initial register limit."""
@@ -53,8 +55,8 @@ class Launches:
     owns block_j positions, and block_i must divide it. Hopper's 16-bit entries have one stage:
     Triton before 3.7.1 omits the fence that prefetched tiles require. gluon: the passes that run in
     Gluon for the dtypes of `launch.chosen`. It has both p1 and p2_info or neither, because no
-    Triton kernel writes what Gluon's p2_info reads. gluon_large: used instead for inputs that
-    `launch.chosen` considers large. Only Gluon's launches were chosen by their times, in BF16.
+    Triton kernel writes what Gluon's p2_info reads. gluon_large: used instead for inputs without
+    documents that `launch.is_large` accepts. Only Gluon's launches were chosen by time, in BF16.
     """
 
     widest: int
@@ -100,7 +102,10 @@ LAUNCHES: dict[tuple[str, int], tuple[Launches, ...]] = {
         Launches(48, **_HOPPER, gluon=_in_gluon(forward_stages=3, backward_stages=3)),
         Launches(
             64, **_HOPPER, gluon=_in_gluon(forward_stages=3, backward_stages=3),
-            gluon_large=_P2_INFO_LARGE,
+            gluon_large={
+                **_P2_INFO_LARGE,
+                "forward": GluonLaunch(4, registers=128, programs=1, groups=3, shortest=8192),
+            },
         ),
         Launches(80, **_HOPPER, gluon=_in_gluon(forward_stages=2, backward_stages=3)),
         Launches(

@@ -41,7 +41,7 @@ def share_out_blocks() -> None:
         from relation.kernels.flash_relation import hopper_launch, launch
 
         hopper_launch.multiprocessors = lambda device: 1
-        launch.LARGE = launch.LONG = 1
+        launch.is_large = lambda *given: True
 
 
 def main() -> None:
