@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from relation.errors import InputError, RunError
+from relation.errors import InputError
 from relation.variants import LINEAR
 
 
@@ -82,8 +82,6 @@ class HistoryCache(Cache):
 
     def __init__(self, capacity: int = 256):
         super().__init__()
-        if capacity < 1:
-            raise InputError(f"capacity is {capacity}; give at least 1 token")
         self.capacity = capacity
 
     @property
@@ -107,9 +105,13 @@ class HistoryCache(Cache):
         """
         blocks, n = (first, second), first.shape[2]
         end = self.length + n  # of the longest row
-        if self.tensors:
-            for block in blocks:
-                self._check(block, self.tensors[0])
+        for block, history in zip(blocks, self.tensors, strict=False):  # none before the first
+            kinds = [(*x.shape[:2], x.shape[3], x.dtype, x.device) for x in (block, history)]
+            if kinds[0] != kinds[1]:
+                raise InputError(
+                    "the block has (B, H, D, dtype, device) = {} and the history {}; start a new "
+                    "decode state".format(*kinds)
+                )
         self.reserve(end, blocks)
         if not self.uneven:
             for buffer, block in zip(self.tensors, blocks, strict=True):
@@ -122,40 +124,15 @@ class HistoryCache(Cache):
         self._count(n)
         return self.states
 
-    @staticmethod
-    def _check(block: Tensor, history: Tensor) -> None:
-        """Raise InputError unless a block can follow a history; both are (B, H, T, D)."""
-        for name, new, expected in (
-            ("batch size", block.shape[0], history.shape[0]),
-            ("number of heads", block.shape[1], history.shape[1]),
-            ("head width", block.shape[3], history.shape[3]),
-            ("dtype", block.dtype, history.dtype),
-            ("device", block.device, history.device),
-        ):
-            if new != expected:
-                raise InputError(
-                    f"the block's {name} is {new} and the history's {expected}; start a new decode "
-                    "state"
-                )
-
     def reserve(self, tokens: int, blocks: tuple[Tensor, ...] = ()) -> None:
-        """Allocate memory for at least `tokens` tokens, in the shape of the history or of `blocks`.
-
-        Raises RunError if a GPU has too little memory.
-        """
+        """Allocate memory for at least `tokens` tokens, like that of the history or of `blocks`."""
         if self.tensors and tokens <= self.capacity:
             return
         capacity = max(tokens, 2 * self.capacity) if self.tensors else max(tokens, self.capacity)
         like = self.tensors or blocks
         # Zeros, because places after a shorter row's end are read too, with weight 0.
-        try:
-            with torch.inference_mode(False):  # so that later blocks may be read outside it
-                buffers = tuple(x.new_zeros(*x.shape[:2], capacity, x.shape[3]) for x in like)
-        except torch.OutOfMemoryError:
-            raise RunError(
-                f"the decode state is full at {self.length:,} tokens, and the GPU has no memory "
-                f"for {capacity:,}; decode fewer rows or tokens"
-            ) from None
+        with torch.inference_mode(False):  # so that later blocks may be read outside it
+            buffers = tuple(x.new_zeros(*x.shape[:2], capacity, x.shape[3]) for x in like)
         if self.tensors:
             for buffer, state in zip(buffers, self.states, strict=True):
                 buffer[:, :, : self.length] = state

@@ -5,12 +5,11 @@ On a GPU each token is one launch of a CUDA graph (`relation.nn.replay`). On a C
 """
 
 from collections.abc import Iterator, Sequence
-from numbers import Integral
 
 import torch
 from torch import Tensor, nn
 
-from relation.errors import InputError, RunError
+from relation.errors import RunError
 from relation.nn.cache import DecodeState
 from relation.nn.model import Decoder, check_tokens
 from relation.nn.replay import Prepared, Replay, why_plain
@@ -38,8 +37,7 @@ def generate_tokens(
     state may also hold the last token. To continue, pass the last token as the prompt, and another
     seed, because one seed draws the same numbers again. Under autocast, tokens are computed in its
     dtype. With one seed, devices draw different tokens only if rounding decides. Raises InputError
-    for an empty prompt, an id outside the vocabulary or a count below 1, and RunError for
-    non-finite logits.
+    for an empty prompt or an id outside the vocabulary, and RunError for non-finite logits.
     """
     rows = continuations(model, [prompt], count, sampling, stop, state or model.decode_state())
     return (row[0] for row in rows)
@@ -72,15 +70,6 @@ def continuations(
     """Yield the next ids of all rows (None for a row that has ended) until all rows have ended."""
     check_type("count", count, int)
     check_type("stop", stop, int | None)
-    if count < 1:
-        raise InputError(f"{count} tokens were asked for; give at least 1")
-    if not len(prompts):
-        raise InputError("there is no prompt in the batch; give at least 1")
-    for row, prompt in enumerate(prompts):
-        no_list = isinstance(prompt, Tensor | int) or not len(prompt)
-        if no_list or not all(isinstance(token, Integral) for token in prompt):
-            label = "the prompt" if len(prompts) == 1 else f"prompt {row}"
-            raise InputError(f"{label} is empty or holds no token ids; give a list of integers")
     rows = [torch.tensor(prompt) for prompt in prompts]
     padded = nn.utils.rnn.pad_sequence(rows, batch_first=True)
     check_tokens(padded, model.config.vocab_size)  # on the CPU, where it checks the range too

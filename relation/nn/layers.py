@@ -12,9 +12,8 @@ from relation.errors import InputError, check_among
 from relation.kernels.documents import Documents
 from relation.nn.cache import HistoryCache, LinearState
 from relation.nn.model import FullRelationMixer, LinearRelationMixer, places_of, retention_start
-from relation.nn.norms import Normed, is_bare
+from relation.nn.norms import Normed
 from relation.ops.backends import Execution
-from relation.ops.precision import projection_dtype
 from relation.ops.rotations import rope_angles
 from relation.variants import FULL, LINEAR, MIXERS, ModelConfig, check_type
 
@@ -70,7 +69,6 @@ class _Layer(nn.Module):
         x: Tensor,
         documents: Documents | None = None,
         cache: HistoryCache | LinearState | None = None,
-        **others,
     ) -> Tensor:
         """Return the layer's output for x, (B, T, d), in x's dtype (under autocast in autocast's).
 
@@ -79,47 +77,26 @@ class _Layer(nn.Module):
         computed. Before prompts of unequal lengths, call its `begin`. Raises InputError for
         arguments that do not fit, or that the backend does not take.
         """
-        self._check(x)
-        if others:
-            raise InputError(
-                f"{type(self).__name__} takes no {', '.join(others)}: it is causal, and takes x, "
-                "documents=Documents.padded(mask) or .packed(offsets), and cache=layer.new_cache()"
-            )
+        if x.ndim != 3:
+            raise InputError(f"x has shape {tuple(x.shape)}; give (B, T, {self._config.d_model})")
         if cache is not None and not isinstance(cache, self._cache):
             raise InputError(
                 f"the cache is a {type(cache).__name__} and {type(self).__name__} takes a "
                 f"{self._cache.__name__}; make one for each layer with its new_cache()"
             )
         if cache is not None and cache.lengths is not None and cache.length == 0:
-            self._check_lengths(cache.lengths, *x.shape[:2])
+            lengths, (batch, tokens) = cache.lengths, x.shape[:2]
+            fit = lengths.shape == (batch,) and lengths.dtype == torch.int64
+            if fit and lengths.device.type == "cpu" and not torch.compiler.is_compiling():
+                fit = 1 <= lengths.min() <= lengths.max() <= tokens
+            if not fit:
+                advice = f"give {batch} from 1 to {tokens}, int64"
+                raise InputError(f"begin() of the cache got wrong lengths; {advice}")
         rope = rope_angles(places_of(x, documents, cache), self.head_dim, self._config.rope_base)
         if cache is None:
             return super().forward(Normed(x), rope, None, documents)
         with torch.no_grad():
             return super().forward(Normed(x), rope, cache)
-
-    @staticmethod
-    def _check_lengths(lengths: Tensor, batch: int, tokens: int) -> None:
-        """Raise InputError unless lengths are (B,) int64 from 1 to T (range: on a CPU only)."""
-        fit = isinstance(lengths, Tensor) and lengths.shape == (batch,)
-        fit = fit and lengths.dtype == torch.int64
-        if fit and batch and lengths.device.type == "cpu" and not torch.compiler.is_compiling():
-            fit = 1 <= lengths.min() <= lengths.max() <= tokens
-        if not fit:
-            advice = f"give {batch} from 1 to {tokens}, int64"
-            raise InputError(f"begin() of the cache got wrong lengths; {advice}")
-
-    def _check(self, x: Tensor) -> None:
-        """Raise InputError unless x is (B, T, d) in a dtype that the projections take."""
-        width = self._config.d_model
-        if not isinstance(x, Tensor) or x.ndim != 3 or x.shape[2] != width:
-            shape = tuple(x.shape) if isinstance(x, Tensor) else f"none: it is a {type(x).__name__}"
-            raise InputError(f"x has shape {shape}; the layer takes (B, T, {width})")
-        if not is_bare(self.w1) or x.dtype == self.w1.weight.dtype:
-            return  # adapters and quantised weights may take other dtypes
-        dtype = projection_dtype(self.w1.weight)
-        if not x.is_floating_point() or projection_dtype(x) != dtype:
-            raise InputError(f"x is {x.dtype} and the layer's weights are {dtype}; convert one")
 
 
 class FullRelation(_Layer, FullRelationMixer):

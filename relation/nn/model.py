@@ -512,8 +512,6 @@ def places_of(x: Tensor, documents: Documents | None = None, cache: Cache | None
 
 def check_tokens(tokens: Tensor, vocabulary: int) -> None:
     """Raise InputError unless tokens are (B, T) ids; the range is checked on a CPU only."""
-    if not isinstance(tokens, Tensor):
-        raise InputError(f"tokens are a {type(tokens).__name__}; give a tensor (B, T) of ids")
     if tokens.ndim != 2 or 0 in tokens.shape:
         raise InputError(f"tokens have shape {tuple(tokens.shape)}; give (B, T) with T >= 1")
     if tokens.dtype not in (torch.int64, torch.int32):

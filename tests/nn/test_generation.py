@@ -107,9 +107,8 @@ def test_generation_goes_on_from_a_state_and_takes_memory_as_tokens_come():
 
 @pytest.mark.parametrize(
     ("prompt", "count", "match"),
-    [([], 3, "empty"), ([29], 3, "29"), ([4, -1], 3, "-1"), ([4], 0, "0 tokens"),
-     ([4], 2.0, "give int"), ("text", 3, "no token ids"),
-     (torch.tensor([1, 2]), 3, "no token ids")],
+    [([], 3, "T >= 1"), ([29], 3, "29"), ([4, -1], 3, "-1"), ([4], 2.0, "give int"),
+     ([1.5], 3, "give their ids in int64")],
 )  # fmt: skip
 def test_what_cannot_be_continued_is_refused_at_once(prompt, count, match):
     model = stirred("full")
@@ -117,8 +116,7 @@ def test_what_cannot_be_continued_is_refused_at_once(prompt, count, match):
     assert "stop is [3, 4]; give int" in refusal(
         lambda: generate_tokens(model, [1], 3, GREEDY, [3, 4])
     )
-    assert "no prompt" in refusal(lambda: generate_batch(model, [], 3, GREEDY))
-    assert "prompt 1 is empty" in refusal(lambda: generate_batch(model, [[1], []], 3, GREEDY))
+    assert "[1, 0]; give 2 lengths" in refusal(lambda: generate_batch(model, [[1], []], 3, GREEDY))
 
 
 def test_broken_weights_are_told():

@@ -210,9 +210,7 @@ def begun(lengths: list) -> torch.Tensor:
         (lambda: NEW()(X, X), "documents are a Tensor; "),
         (lambda: NEW()(X, Documents.padded(torch.ones(1, 3))), "(1, 3) and the states"),
         (lambda: NEW()(X, cache=LinearRelation(D, HEADS).new_cache()), "is a LinearState and Full"),
-        (lambda: NEW()(X[0]), f"takes (B, T, {D})"),
-        (lambda: NEW()(X, is_causal=True), "takes no is_causal: it is causal, and takes x"),
-        (lambda: NEW()(X.double()), "float64 and the layer's weights are torch.float32"),
+        (lambda: NEW()(X[0]), f"give (B, T, {D})"),
         (lambda: NEW()(X, Documents.padded(torch.ones(1, 2)), NEW().new_cache()), "not both"),
         *(
             (partial(begun, lengths), "give 1 from 1 to 2, int64")
