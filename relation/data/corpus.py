@@ -55,10 +55,7 @@ def _read_parquet(path: Path) -> Iterator[str]:
         columns = ", ".join(f"{each.name} ({each.type})" for each in file.schema_arrow)
         raise InputError(f"{path} has no column `text` of strings, only {columns}")
     for batch in file.iter_batches(256, columns=["text"]):
-        for text in batch.column(0).drop_null().to_pylist():
-            if len(text) > _LONGEST:
-                raise InputError(f"{path} has a text longer than {_LONGEST:,} characters; split it")
-            yield text
+        yield from batch.column(0).drop_null().to_pylist()
 
 
 _READERS = {".txt": _read_text, ".parquet": _read_parquet}
@@ -179,29 +176,18 @@ def _hub_documents(stream: dict, split: str) -> Iterator[str]:
     """Yield the documents of a data set of the hub."""
     import datasets
 
-    path, name, column = stream["path"], stream.get("name"), stream.get("column", "text")
+    path, name = stream["path"], stream.get("name")
     options = {"revision": stream.get("revision"), "streaming": True}
     try:
         # `datasets` runs no code of the data set: version 4 removed loading scripts.
-        rows = iter(datasets.load_dataset(path, name, split=split, **options))
-    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        message = str(error).partition("\n")[0]
-        data_set = f"data set {path} ({name or 'default'}, {split})"
-        raise InputError(f"{data_set} cannot be loaded: {message}") from None
-    while True:
-        try:
-            row = next(rows, None)
-        except Exception as error:  # the errors of `datasets`' transports share no base class
-            message = (str(error).splitlines() or [""])[0]
-            raise RunError(
-                f"the download of {path} broke off ({type(error).__name__}: {message}); "
-                "run the same command again"
-            ) from error
-        if row is None:
-            return
-        if not isinstance(row.get(column), str):
-            raise InputError(f"a row of data set {path} has no string column {column!r}")
-        yield row[column]
+        for row in datasets.load_dataset(path, name, split=split, **options):
+            yield row[stream.get("column", "text")]
+    except Exception as error:  # the errors of `datasets`' transports share no base class
+        reason = (str(error).splitlines() or [""])[0]
+        raise RunError(
+            f"data set {path} ({name or 'default'}, {split}) cannot be read "
+            f"({type(error).__name__}: {reason}); correct its entry or run the same command again"
+        ) from error
 
 
 def document_streams(data: Data, split: str) -> list[Iterator[str]]:
