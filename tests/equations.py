@@ -6,6 +6,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from relation.ops.rotations import apply_rope, rope_angles
+
 TAU = 2.0
 
 
@@ -19,6 +21,12 @@ def normal(*shape: int, seed: int = 1) -> Tensor:
     """A standard normal float64 tensor."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+def rope(x: Tensor, base: float = 1e4, offset: int = 0) -> Tensor:
+    """Rotate x (B, H, T, D) at positions offset .. offset + T - 1."""
+    places = torch.arange(offset, offset + x.shape[2])
+    return apply_rope(x, *rope_angles(places, x.shape[3], base))
 
 
 def draw_linear(*shape: int) -> tuple[Tensor, ...]:

@@ -2,6 +2,7 @@
 
 import torch
 import torch.nn.functional as F
+from equations import rope
 from torch import Tensor
 
 from relation import ops
@@ -56,7 +57,7 @@ def mixed(
     p1, p2 = (heads(n @ w[f"w{k}.weight"].T) for k in (1, 2))
     if c.qk_norm:
         p1, p2 = (norm(p, w[f"norm{k}.weight"], c.norm_eps) for k, p in ((1, p1), (2, p2)))
-    p1, p2 = ops.rope(p1, c.rope_base), ops.rope(p2, c.rope_base)
+    p1, p2 = rope(p1, c.rope_base), rope(p2, c.rope_base)
     info = heads(n if c.raw_information else n @ w["wi.weight"].T)
     if letter in "FL" and c.givens:
         info = ops.givens_mix(info, w["theta"], index)

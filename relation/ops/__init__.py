@@ -8,5 +8,5 @@ from relation.ops.attention import attention_step, causal_attention, causal_flow
 from relation.ops.backends import BACKENDS, get_backend
 from relation.ops.full import full_flow, full_relation, full_relation_step
 from relation.ops.linear import chunked_linear_relation, linear_relation
-from relation.ops.rotations import givens_mix, rope
+from relation.ops.rotations import apply_rope, givens_mix
 from relation.ops.tiled import tiled_relation

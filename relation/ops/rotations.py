@@ -1,7 +1,5 @@
 """RoPE rotates the coordinates (Appendix B.3); Givens mixing rotates information heads (A.2)."""
 
-import math
-
 import torch
 from torch import Tensor
 from torch.library import define, impl, register_fake
@@ -30,13 +28,9 @@ def _(angle: Tensor) -> tuple[Tensor, Tensor]:
 def rope_angles(places: Tensor, width: int, base: float) -> tuple[Tensor, Tensor]:
     """Return RoPE's cosine and sine tables, both (..., width) FP32, for integer positions (...).
 
-    Channels c and c + width/2 form a pair and have the same angle, place * base^(-2c / width).
-    Raises InputError for an odd width or a base that is not positive and finite.
+    Channels c and c + width/2 form a pair and have the same angle, place * base^(-2c / width). The
+    width is even and the base positive, as `ModelConfig` checks.
     """
-    if width % 2:
-        raise InputError(f"head width {width} is odd; RoPE rotates pairs of channels: make it even")
-    if not 0 < base < math.inf:
-        raise InputError(f"RoPE's base is {base}; it must be positive and finite (the paper: 1e4)")
     exponent = torch.arange(0, width, 2, device=places.device, dtype=torch.float32) / width
     angle = places[..., None].float() * base**-exponent  # (..., width / 2)
     return torch.ops.relation.cos_sin(torch.cat((angle, angle), dim=-1))
@@ -78,13 +72,6 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor, back: bool) -> Tensor:
     first, second = wide.chunk(2, dim=-1)
     rotated = wide * cos.unsqueeze(-2) + torch.cat((-second, first), dim=-1) * sin.unsqueeze(-2)
     return cast(rotated, x.dtype).transpose(1, 2)
-
-
-def rope(x: Tensor, base: float = 1e4, offset: int = 0) -> Tensor:
-    """Rotate x (B, H, T, D) at positions offset .. offset + T - 1. D is even, base is positive."""
-    check_states(x=x)
-    places = torch.arange(offset, offset + x.shape[2], device=x.device)
-    return apply_rope(x, *rope_angles(places, x.shape[3], base))
 
 
 def givens_mix(info: Tensor, theta: Tensor, layer_index: int) -> Tensor:

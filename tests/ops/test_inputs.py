@@ -34,7 +34,6 @@ CALLS = {
     ops.attention_step: ATTENTION,
     fused_attention: {**ATTENTION, "kernel": SDPBackend.FLASH_ATTENTION},
     ops.givens_mix: {"info": X, "theta": THETA, "layer_index": 0},
-    ops.rope: {"x": X},
 }
 KERNELS = (kernels.flash_relation, kernels.linear_relation)
 STEPS = (ops.attention_step, ops.full_relation_step)
@@ -43,7 +42,7 @@ FULL += (ops.full_relation_step,)
 FORMS = (ops.linear_relation, ops.chunked_linear_relation, kernels.linear_relation)
 # The states (B, H, T, D), which must agree, and operators that take no documents here.
 STATES = ("p1", "p2", "info", "q", "k", "v", "x")
-WITHOUT = (ops.givens_mix, ops.rope, *STEPS)
+WITHOUT = (ops.givens_mix, *STEPS)
 
 
 def assert_refused(message: str, call, *arguments, **options) -> None:
@@ -141,10 +140,8 @@ def test_a_block_of_new_tokens_must_fit_its_history(step):
         (4, 0.5, "theta is a float"),
     ],
 )
-def test_givens_and_rope_need_pairs(heads, theta, message):
+def test_givens_needs_pairs(heads, theta, message):
     assert_refused(message, ops.givens_mix, torch.zeros(1, heads, 2, 2), theta, 0)
-    assert_refused("head width 5 is odd", ops.rope, torch.zeros(1, 2, 3, 5))
-    assert_refused("base", ops.rope, X, base=math.nan)
 
 
 @pytest.mark.parametrize(

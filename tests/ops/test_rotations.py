@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from equations import assert_close, differentiate, draw
+from equations import assert_close, differentiate, draw, rope
 
 from relation import ops
 
@@ -57,16 +57,16 @@ def test_rope_rotates_channel_c_with_channel_c_plus_half(base):
     expected = torch.view_as_real(pairs * torch.polar(torch.ones_like(angle), angle)).unbind(-1)
     # The angles are FP32: a position below 64 times a frequency with two roundings.
     tolerance = {"rtol": 0, "atol": 64 * 2**-22 * x.abs().max().item()}
-    turned = ops.rope(x, base, offset=7)
+    turned = rope(x, base, offset=7)
     torch.testing.assert_close(turned, torch.cat(expected, -1), **tolerance)
-    assert torch.equal(ops.rope(x)[:, :, 7:], ops.rope(x[:, :, 7:], offset=7))
-    assert torch.equal(ops.rope(x)[:, :, 0], x[:, :, 0])
+    assert torch.equal(rope(x)[:, :, 7:], rope(x[:, :, 7:], offset=7))
+    assert torch.equal(rope(x)[:, :, 0], x[:, :, 0])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_rope_rounds_once(dtype):
     x = draw(1, 1, 20, 48, count=1)[0].to(dtype)
-    turned, truth = ops.rope(x), ops.rope(x.double())
+    turned, truth = rope(x), rope(x.double())
     assert turned.dtype == dtype
     bound = torch.finfo(dtype).eps / 2 * truth.abs() + 4 * 2**-24 * x.double().abs().max()
     assert ((turned.double() - truth).abs() <= bound).all()
@@ -74,4 +74,4 @@ def test_rope_rounds_once(dtype):
 
 def test_gradients_of_rope_are_derivatives():
     x = draw(2, 3, 5, 8, count=1)[0].requires_grad_()
-    assert torch.autograd.gradcheck(lambda x: ops.rope(x, offset=3), (x,))
+    assert torch.autograd.gradcheck(lambda x: rope(x, offset=3), (x,))
