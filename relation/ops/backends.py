@@ -66,12 +66,6 @@ def _why_no_cuda(device: torch.device) -> str | None:
     return None if device.type == "cuda" else f"it needs a CUDA device, and this one is {device}"
 
 
-def _why_no_cudnn(device: torch.device) -> str | None:
-    if device.type == "cuda" and not torch.backends.cudnn.is_available():
-        return "this PyTorch was built without cuDNN"
-    return _why_no_cuda(device)
-
-
 def _why_no_flex_attention(device: torch.device) -> str | None:
     if device.type == "cuda" and importlib.util.find_spec("triton") is None:
         return "FlexAttention needs Triton; install triton"
@@ -94,7 +88,7 @@ BACKENDS: dict[str, dict[str, Backend]] = {
     "mha": {
         "reference": Backend(causal_attention, eager=True),
         "flash": _sdpa(SDPBackend.FLASH_ATTENTION, _why_no_flash_attention),
-        "cudnn": _sdpa(SDPBackend.CUDNN_ATTENTION, _why_no_cudnn),
+        "cudnn": _sdpa(SDPBackend.CUDNN_ATTENTION, _why_no_cuda),
         "efficient": _sdpa(SDPBackend.EFFICIENT_ATTENTION, _why_no_cuda),
     },
     "full": {
