@@ -40,15 +40,18 @@ def add_lambda(
     that must be loaded is missing: with `saved`, or, without `init`, for a saved model.
     """
     base = model.get_base_model() if hasattr(model, "get_base_model") else model  # below PEFT
-    modules = {name: m for name, m in base.named_modules() if hasattr(m, "layer_idx")}
-    modules = {name: m for name, m in modules.items() if getattr(m, "is_causal", False)}
+    modules = {
+        name: module
+        for name, module in base.named_modules()
+        if hasattr(module, "layer_idx") and getattr(module, "is_causal", False)
+    }
     if not modules:
         raise InputError(
             f"{type(base).__name__} has no causal attention modules with a layer_idx; "
             "attn_implementation='relation' is for Llama-type models"
         )
     for name, module in modules.items():
-        attention = getattr(module, "config", base.config)._attn_implementation
+        attention = module.config._attn_implementation
         if attention != NAME:
             raise InputError(
                 f"{name} runs the attention {attention!r}, which has no lambda; "
@@ -62,7 +65,7 @@ def add_lambda(
     stored = _saved_lambdas(Path(folder), prefix) if folder and new else {}
     values = {}
     for name, module in new.items():
-        is_saved = getattr(getattr(module, "config", base.config), "has_lambda", False)
+        is_saved = getattr(module.config, "has_lambda", False)
         key = f"{name}.lam".removeprefix(prefix)
         if key not in stored and (saved is not None or (is_saved and init is None)):
             raise InputError(
@@ -76,8 +79,7 @@ def add_lambda(
         module.lam = nn.Parameter(torch.tensor([value], dtype=torch.float32, device=device))
     # config.json stores this: a loaded model runs Relation, or fails without relation.hf.
     for module in modules.values():
-        config = getattr(module, "config", base.config)
-        config.attn_implementation, config.has_lambda = NAME, True
+        module.config.attn_implementation, module.config.has_lambda = NAME, True
     # A loaded model gives its attention to all parts of its configuration, except those named here.
     parts = {name: getattr(base.config, name, None) for name in base.config.sub_configs}
     parts = {name: NAME for name, part in parts.items() if getattr(part, "has_lambda", False)}

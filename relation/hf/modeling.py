@@ -33,11 +33,8 @@ _FIELDS = {f.name: None if f.default is MISSING else f.default for f in fields(M
 _FIELDS |= {"vocab_size": 4096, "d_model": 384, "heads": 8, "d_ff": None, "layout": FULL * 6}
 # Trainer, generation and tokenizers pass these to every model. They do not change the states.
 _PASSED = {"cache_position", "token_type_ids", "num_items_in_batch", "shift_labels", "ignore_index"}
+_OUTPUTS = ("output_attentions", "output_hidden_states")
 _WHOLE = "give generate the whole text, with new tokens, padded on the left"
-_OUTPUTS = {
-    "output_attentions": "call base_model.decoder.flows(tokens)",
-    "output_hidden_states": "hook the modules of base_model.decoder.blocks",
-}
 
 
 class RelationConfig(PretrainedConfig):
@@ -201,9 +198,12 @@ class RelationModel(RelationPreTrainedModel):
         empty one. It computes no gradients, so training refuses it. past_key_values: the name of
         `cache` before transformers 5.24. position_ids: (B, T) or (1, T); a document starts at each
         token whose position is not the previous plus 1. Raises InputError for impossible padding or
-        documents, a request for attentions or hidden states, and unknown options.
+        documents, and for unknown options, also `output_attentions` and `output_hidden_states`.
         """
-        self._check(options)
+        asked = {name: getattr(self.config, name) for name in _OUTPUTS} | options
+        asked = {name for name, x in asked.items() if x is not None and x is not False}
+        if unknown := ", ".join(sorted(asked - _PASSED)):
+            raise InputError(f"a Relation model takes no {unknown}; see help(model.forward)")
         if cache is not None and past_key_values is not None:
             raise InputError("cache and past_key_values are the same argument; give one of them")
         cache = past_key_values if cache is None else cache
@@ -249,16 +249,6 @@ class RelationModel(RelationPreTrainedModel):
         for block in decoder.blocks:
             x = self._gradient_checkpointing_func(block, x, rope, None, documents)
         return decoder.norm(x)
-
-    def _check(self, options: dict[str, Any]) -> None:
-        """Raise InputError for outputs that the model does not have, and for unknown options."""
-        for name, instead in _OUTPUTS.items():
-            value = options.pop(name, None)
-            if getattr(self.config, name) if value is None else value:
-                raise InputError(f"a Relation model has no {name}; leave it out and {instead}")
-        names = {name for name, value in options.items() if value is not None}
-        if unknown := ", ".join(sorted(names - _PASSED)):
-            raise InputError(f"a Relation model takes no {unknown}; see help(model.forward)")
 
     def _continue(self, tokens: Tensor, mask: Tensor | None, state: DecodeState) -> Tensor:
         """States (B, n, d) of tokens (B, n) after the tokens in `state`, which stores them too."""
@@ -387,13 +377,6 @@ class RelationForCausalLM(RelationPreTrainedModel, GenerationMixin):
         if labels is not None:
             loss = self.loss_function(logits, labels, self.config.vocab_size, **options)
         return CausalLMOutputWithPast(loss, logits, *maybe_cache)
-
-    def _expand_inputs_for_generation(self, *, input_ids: Tensor, position_ids=None, **options):
-        """Repeat each prompt for its beams or samples. position_ids (1, T) apply to all rows."""
-        if position_ids is not None and len(position_ids) == 1:
-            position_ids = position_ids.expand(len(input_ids), -1)
-        options |= {"input_ids": input_ids, "position_ids": position_ids}
-        return super()._expand_inputs_for_generation(**options)
 
 
 AutoConfig.register(RelationConfig.model_type, RelationConfig)

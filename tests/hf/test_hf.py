@@ -212,15 +212,6 @@ def test_a_compiled_model_generates_and_decodes_without_a_break():
     assert generated(model, rows) == texts and torch.is_grad_enabled()
 
 
-def test_positions_of_one_row_are_those_of_all_beams():
-    _, model = build("hybrid")
-    rows = [row.repeat(2) for row in (TOKENS[0, :5], TOKENS[1, :5])]
-    places = torch.arange(10)[None]
-    assert generated(model, rows, num_beams=2, position_ids=places) == generated(
-        model, rows, num_beams=2
-    )
-
-
 @each_layout
 def test_packed_documents_have_the_logits_of_documents_alone(variant):
     _, model = build(variant)
@@ -257,7 +248,7 @@ def test_packed_documents_have_the_logits_of_documents_alone(variant):
         (True, {"attention_mask": torch.ones(1, 5)}, "shape (1, 5) and input_ids (1, 3)"),
         (False, {"past_key_values": transformers.DynamicCache()}, "is a DynamicCache; give"),
         (False, {"attention_mask": 2 * torch.ones(1, 3)}, "holds other numbers than 0 and 1"),
-        (False, {"output_attentions": True}, "has no output_attentions; leave it out and"),
+        (False, {"output_attentions": True}, "takes no output_attentions; see help"),
         (False, {"atention_mask": GAP}, "takes no atention_mask; see help"),
     ],
 )
