@@ -20,7 +20,7 @@ from report.evidence import VERDICTS, Evidence
 from report.figures import style
 from report.render import axis
 
-_NAMES = ("claims", "tables", "figures", "study", "assumptions", "records")
+_NAMES = ("study", "claims", "tables", "figures", "assumptions", "records")
 PAGES = {"index.html": "Overview"} | {f"{name}.html": name.capitalize() for name in _NAMES}
 UNIT_NAMES = {"1": "", "text": "", "x": "×"}  # units of evidence that print differently
 SYSTEMS = ("steps", "complexity", "decode", "recall", "checks", "gradients", "data")
