@@ -28,7 +28,7 @@ COLOUR = {
     "full-reference": MATERIALISED,
     "linear": LINEAR,
 }
-_FURTHER = "56b4e9 999933 8c564b e69f00 882255 9467bd 44aa99 e377c2 332288 117733 bcbd22 17becf"
+_FURTHER = "56b4e9 999933 8c564b e69f00 9467bd 882255 44aa99 e377c2 332288 117733 bcbd22 17becf"
 _FURTHER = cycle(f"#{each}" for each in (*_FURTHER.split(), "6b6ecf", "c49c94"))
 COLOUR |= {name: next(_FURTHER) for name in VARIANTS if name not in COLOUR}
 NAME = {name: one.title for name, one in VARIANTS.items()} | OPERATORS | {"full": "Relation"}
