@@ -34,7 +34,7 @@ def scaling(rows: pd.DataFrame, records: Records) -> Figure:
         for context in operator_rows[operator_rows["status"] == "OOM"]["context"].nsmallest(1):
             time.axvline(context, color=COLOUR[operator], linewidth=0.7, linestyle=style.DASHES)
             placing = {"xycoords": ("data", "axes fraction"), "xytext": (-9, 0), "rotation": 90}
-            style.annotate(time, (context, 0.5), "out of memory", **placing)
+            style.annotate(time, (context, 1), "out of memory", va="top", **placing)
     tokens = records.decode.query("measure == 'token' and batch == 1")
     for model in DECODED:
         model_rows = tokens[tokens["model"] == model].sort_values("context")
