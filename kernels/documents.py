@@ -17,7 +17,7 @@ class Documents:
 
     starts, ends: (B, T) int32, where each token's document begins and ends (last + 1) in its row.
     offsets: (n + 1,) int32, where each of the n documents begins in the B x T tokens, row by row,
-        then B T. Other libraries call it `cu_seqlens`.
+    then B T. Other libraries call it `cu_seqlens`.
     longest: the number of tokens of the longest document.
 
     `of`, `packed` and `padded` check their arguments and synchronise with the GPU. `bounded` does
