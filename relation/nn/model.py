@@ -112,7 +112,7 @@ class Mixer(nn.Module):
 
 
 class HistoryMixer(Mixer):
-    """A mixer that forms a flow F between tokens, Y = F I (Eq. 3): MHA and Full Relation.
+    """A mixer that forms a flow F between tokens, Y = F I (equation 3): MHA and Full Relation.
 
     step: computes new tokens while decoding. flow_of: computes F. options: keyword arguments of
     every call.
@@ -201,7 +201,7 @@ class FullRelationMixer(HistoryMixer):
 
 
 class CalibratedMixer(FullRelationMixer):
-    """MHA with Relation's count and Self: Eq. 2 without SiLU, as a control for the mechanism.
+    """MHA with Relation's count and Self: equation 2 without SiLU, as a control for the mechanism.
 
     R_ij = U_ij - lambda log i for j < i, R_ii = sigmoid(U_ii / tau). Heads are not mixed.
     """

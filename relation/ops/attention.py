@@ -18,7 +18,7 @@ from relation.ops.precision import without_autocast
 
 
 def scores(p1: Tensor, p2: Tensor) -> Tensor:
-    """Return U_ij = p1_i . p2_j / sqrt(D) (Eq. 1): (B, H, n, T), FP32 at least.
+    """Return U = p1 p2^T / sqrt(D) (equation 1): (B, H, n, T), FP32 at least.
 
     p1: (B, H, n, D), q in MHA. p2: (B, H or fewer, T, D), k in MHA. The product has the inputs'
     dtype, but FP16 inputs are multiplied in FP32: the product may exceed 65504, FP16's largest.

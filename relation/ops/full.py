@@ -22,7 +22,7 @@ def full_flow(
     silu: bool = True,
     documents: Documents | None = None,
 ) -> Tensor:
-    """Return the normalised flow F = Softmax(R) (Eq. 2 and 3), for arguments of `full_relation`.
+    """Return the flow F = Softmax(R) (equations 2 and 3), for arguments of `full_relation`.
 
     F is (B, H, T, T), lower triangular, and each row sums to 1. BF16 inputs round U to BF16. R and
     the softmax are FP32 (FP64 for FP64 inputs).
@@ -48,7 +48,7 @@ def full_relation(
     silu: bool = True,
     documents: Documents | None = None,
 ) -> Tensor:
-    """Return Full Relation, Y = F I (Eq. 3; Appendix A.1.6): (B, H, T, D) in info's dtype.
+    """Return Full Relation, Y = F I (equation 3; Appendix A.1.6): (B, H, T, D) in info's dtype.
 
     p1, p2: the relation coordinates after RoPE. info: the information after Givens mixing. Each is
     (B, H, T, D), all in one floating dtype. p2 and info may have only H / n heads, each read by n

@@ -63,7 +63,7 @@ def linear_relation(
     *,
     documents: Documents | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return Linear Relation by tokens: Ask Self, Ask Others, Answer, Become Others (Eq. 16).
+    """Return Linear Relation by tokens: Ask Self, Ask Others, Answer, Become Others (equation 16).
 
     p1, p2, info, tau: as in `full_relation`. log_retention: g = log alpha <= 0, (B, H, T, D), any
     floating dtype; -inf forgets everything. state: C after the preceding tokens, (B, H, D, D), the

@@ -75,7 +75,7 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor, back: bool) -> Tensor:
 
 
 def givens_mix(info: Tensor, theta: Tensor, layer_index: int) -> Tensor:
-    """Rotate each pair of information heads by its angle, I to I-tilde (Eq. 4).
+    """Rotate each pair of information heads by its angle, I to I-tilde (equation 4).
 
     info: (B, H, T, D), theta: (H/2,) in radians, any floating dtypes. layer_index chooses the pairs
     of heads: M_A = (0,1)(2,3)... in even layers, M_B = (1,2)...(H-1,0) in odd ones. Layers and
