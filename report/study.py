@@ -113,14 +113,19 @@ def answer_section(runs: pd.DataFrame, settings: Sequence[data.Records], folder:
 
 
 def fair_summary(compared: pd.DataFrame, runs: pd.DataFrame) -> list[str]:
-    """State each primary comparison on both horizons, with its verdict on the planned one."""
-    parts, further = [], fair.runs_of(runs, "10M", "long")
+    """State each primary comparison with its verdict, and those for which no test was planned."""
+    parts, further = [], {"on 600M tokens": ("10M", "long"), "at 30M": ("30M", "tuned-30M")}
     for row in compared.query("family == 'primary'").itertuples():
-        of, long = row.comparison, fair.compare_arms(further, row.over, row.under)
+        of = row.comparison
         text = f"{minus(row.over, row.under)}, on 150M tokens: {fair.verdict(row)}. "
         text += f"{of.welch:+.4f} nat/token, {of.seeds} seeds."
-        if long:
-            text += f" On 600M tokens (no test planned): {long.welch:+.4f}, {long.seeds} seeds."
+        others = [
+            f"{where} {pair.welch:+.4f}, {pair.seeds} seeds"
+            for where, variation in further.items()
+            if (pair := fair.compare_arms(fair.runs_of(runs, *variation), row.over, row.under))
+        ]
+        if others:
+            text += f" No test planned: {'; '.join(others)}."
         parts.append(text)
     return parts
 
