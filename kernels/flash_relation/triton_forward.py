@@ -59,7 +59,7 @@ def _forward_tile(
         s = tl.sigmoid(tl.sum(tl.where(is_self, u, 0.0), 1) * (scale / tau))
         place = i - start_i
         self2 = s * LOG2_E + tl.load(lam) * tl.log2((place + 1).to(tl.float32))
-        # Without history only Self is left. Any weight divides out; 1 does so exactly.
+        # A row without history has Y = w I / w for any weight w of Self. w = 1 makes it exact.
         self2 = tl.where(place == 0, 0.0, self2)
         self2_i = tl.where((i >= j_start) & (i < j_start + K.BLOCK_J), self2, self2_i)
         e2 = tl.where(j[None, :] < i[:, None], e2, float("-inf"))
@@ -67,7 +67,8 @@ def _forward_tile(
         e2 = tl.where(j[None, :] >= start_i[:, None], e2, float("-inf"))
     if DIAGONAL:
         e2 = tl.where(is_self, self2[:, None], e2)
-    # Appendix A.3: m' = max(m, E), l' = e^(m-m') l + sum e^(E-m'), z' likewise; m, z include Self.
+    # Appendix A.3: m' = max(m, E), l' = e^(m-m') l + sum e^(E-m'), z' likewise. At j = i, m and z
+    # include Self and l does not: `_forward_rows` adds it at the end.
     if K.ONLINE:
         m_new = tl.maximum(m_i, tl.max(e2, 1))
         weight = tl.exp2(e2 - m_new[:, None])
@@ -102,6 +103,7 @@ def _forward_rows(
             sums, rows, p2, info, lam, i_start + step, T, K, scale, tau,
             DIAGONAL=True, BOUND=DOCUMENTS,
         )  # fmt: skip
+    # Tiles from `first` to `bound` also hold tokens of earlier documents, later tiles do not.
     if DOCUMENTS:
         for j_start in tl.range(first, bound, K.BLOCK_J, num_stages=1):
             sums = _forward_tile(

@@ -89,7 +89,7 @@ def full_relation_step(
     check_tau(tau)
     U = scores(p1, p2)  # (B, H, n, T)
     i = visible.sum(-1, keepdim=True)  # (..., n, 1): how many tokens a row sees
-    is_self = visible & (visible.cumsum(-1) == i)  # (..., n, T): the last of them
+    is_self = visible & (visible.cumsum(-1) == i)  # (..., n, T): the i-th it sees
     S, E = torch.sigmoid(U / tau), F.silu(U) if silu else U
     R = torch.where(is_self, S, E - lam.to(U.dtype) * i.to(U.dtype).log())
     flow = R.masked_fill(~visible, -torch.inf).softmax(dim=-1)

@@ -121,14 +121,17 @@ def _train(
         saved_at = time.monotonic()
 
         def batches(update: Update, ids: np.ndarray) -> Iterator[tuple[Tensor, ...]]:
-            """Yield this process's micro-batches: inputs and targets, (micro, T), on the device."""
+            """Yield micro-batches r, r + size, ... of process r: inputs, targets, (micro, T)."""
             for first in range(world.rank * run.micro, len(ids), world.size * run.micro):
                 tokens = min(update.tokens - first * run.context, run.micro * run.context)
                 arrays = windows.batch(ids[first : first + run.micro], tokens, run.micro)
                 yield tuple(to_device(array, device) for array in arrays)
 
         def log(readings: list[tuple[list[float], float]]) -> None:
-            """Add finished updates to the state. Raises DivergedError if one is not finite."""
+            """Add finished updates to the state: state.update, the number of losses, counts them.
+
+            Raises DivergedError if one is not finite.
+            """
             for (loss, norm), seconds in readings:
                 update = updates[state.update]
                 if not (math.isfinite(loss) and math.isfinite(norm)):
