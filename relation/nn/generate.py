@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from relation.errors import RunError
+from relation.errors import InputError, RunError
 from relation.nn.cache import DecodeState
 from relation.nn.model import Decoder, check_tokens
 from relation.nn.replay import Prepared, Replay, why_plain
@@ -37,7 +37,8 @@ def generate_tokens(
     state may also hold the last token. To continue, pass the last token as the prompt, and another
     seed, because one seed draws the same numbers again. Under autocast, tokens are computed in its
     dtype. With one seed, devices draw different tokens only if rounding decides. Raises InputError
-    for an empty prompt or an id outside the vocabulary, and RunError for non-finite logits.
+    for an empty prompt, an id outside the vocabulary or a count below 1, and RunError for
+    non-finite logits.
     """
     rows = continuations(model, [prompt], count, sampling, stop, state or model.decode_state())
     return (row[0] for row in rows)
@@ -70,9 +71,14 @@ def continuations(
     """Yield the next ids of all rows (None for a row that has ended) until all rows have ended."""
     check_type("count", count, int)
     check_type("stop", stop, int | None)
-    rows = [torch.tensor(prompt) for prompt in prompts]
+    shortest = min(map(len, prompts), default=0)
+    if count < 1 or shortest < 1:
+        asked = f"{count} tokens were asked for and the shortest prompt has {shortest}"
+        raise InputError(f"{asked}; give at least 1 of each")
+    rows = [torch.as_tensor(prompt, device="cpu") for prompt in prompts]
+    for row in rows:  # on the CPU, where the range is checked too
+        check_tokens(row[None], model.config.vocab_size)
     padded = nn.utils.rnn.pad_sequence(rows, batch_first=True)
-    check_tokens(padded, model.config.vocab_size)  # on the CPU, where it checks the range too
 
     def token_steps() -> Iterator[list[int | None]]:
         weight = model.embedding.weight

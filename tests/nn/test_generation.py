@@ -107,8 +107,8 @@ def test_generation_goes_on_from_a_state_and_takes_memory_as_tokens_come():
 
 @pytest.mark.parametrize(
     ("prompt", "count", "match"),
-    [([], 3, "T >= 1"), ([29], 3, "29"), ([4, -1], 3, "-1"), ([4], 2.0, "give int"),
-     ([1.5], 3, "give their ids in int64")],
+    [([], 3, "prompt has 0"), ([29], 3, "29"), ([4, -1], 3, "-1"), ([4], 2.0, "give int"),
+     ([4], 0, "0 tokens were"), ([1.5], 3, "give their ids in int64")],
 )  # fmt: skip
 def test_what_cannot_be_continued_is_refused_at_once(prompt, count, match):
     model = stirred("full")
@@ -116,7 +116,8 @@ def test_what_cannot_be_continued_is_refused_at_once(prompt, count, match):
     assert "stop is [3, 4]; give int" in refusal(
         lambda: generate_tokens(model, [1], 3, GREEDY, [3, 4])
     )
-    assert "[1, 0]; give 2 lengths" in refusal(lambda: generate_batch(model, [[1], []], 3, GREEDY))
+    for second, message in (([], "prompt has 0"), ([2.5], "float32; give their ids")):
+        assert message in refusal(lambda x=second: generate_batch(model, [[1], x], 3, GREEDY))
 
 
 def test_broken_weights_are_told():
