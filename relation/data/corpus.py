@@ -181,7 +181,9 @@ def _hub_documents(stream: dict, split: str) -> Iterator[str]:
     try:
         # `datasets` runs no code of the data set: version 4 removed loading scripts.
         for row in datasets.load_dataset(path, name, split=split, **options):
-            yield row[stream.get("column", "text")]
+            if not isinstance(text := row[stream.get("column", "text")], str):
+                raise TypeError(f"a row has no text but {text!r:.50}")
+            yield text
     except Exception as error:  # the errors of `datasets`' transports share no base class
         reason = (str(error).splitlines() or [""])[0]
         raise RunError(

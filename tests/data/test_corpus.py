@@ -166,6 +166,9 @@ def test_data_that_hold_no_texts_are_refused(tmp_path: Path, texts: Path) -> Non
     stream = hub(tmp_path / "set", DOCUMENTS, DOCUMENTS) | {"column": "body"}
     wrong = data_of(None, source={"streams": [stream]})
     assert "'body'" in refusal(lambda: read(wrong, "train"), RunError)
+    stream = hub(tmp_path / "nulls", [*DOCUMENTS, None], DOCUMENTS)
+    wrong = data_of(None, source={"streams": [stream]})
+    assert "no text but None" in refusal(lambda: read(wrong, "train"), RunError)
 
 
 def test_a_download_that_breaks_off_is_told(monkeypatch) -> None:
