@@ -55,7 +55,8 @@ def _read_parquet(path: Path) -> Iterator[str]:
         columns = ", ".join(f"{each.name} ({each.type})" for each in file.schema_arrow)
         raise InputError(f"{path} has no column `text` of strings, only {columns}")
     for batch in file.iter_batches(256, columns=["text"]):
-        yield from batch.column(0).drop_null().to_pylist()
+        for text in batch.column(0).drop_null().to_pylist():
+            yield from (text[i : i + _LONGEST] for i in range(0, len(text), _LONGEST))
 
 
 _READERS = {".txt": _read_text, ".parquet": _read_parquet}

@@ -110,6 +110,8 @@ def test_a_text_longer_than_memory_takes_becomes_several_documents(texts, monkey
     pieces = list(corpus.read_texts(texts / "a.txt"))
     assert "".join(pieces) == "123456\n" * 3 + "x" * 45 + "\nb\n" and max(map(len, pieces)) <= 20
     assert pieces[-1] == "b\n"
+    as_parquet(texts / "b.parquet", ["x" * 45, "b"])
+    assert [*map(len, corpus.read_texts(texts / "b.parquet"))] == [20, 20, 5, 1]
 
 
 def test_a_local_data_set_streams_like_the_hub(tmp_path: Path) -> None:
