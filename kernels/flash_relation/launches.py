@@ -104,7 +104,9 @@ LAUNCHES: dict[tuple[str, int], tuple[Launches, ...]] = {
             64, **_HOPPER, gluon=_in_gluon(forward_stages=3, backward_stages=3),
             gluon_large={
                 **_P2_INFO_LARGE,
-                "forward": GluonLaunch(4, registers=128, programs=1, groups=3, shortest=8192),
+                "forward": GluonLaunch(
+                    stages=4, registers=128, programs=1, groups=3, shortest=8192
+                ),
             },
         ),
         Launches(80, **_HOPPER, gluon=_in_gluon(forward_stages=2, backward_stages=3)),
