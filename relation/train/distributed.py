@@ -23,8 +23,6 @@ _TIMEOUT = timedelta(minutes=30)  # longer than the first process takes to save 
 
 def check_processes(run: Run, count: int) -> None:
     """Raise InputError if `count` processes cannot train a run."""
-    if run.divergence == "record":  # if one process stopped early, the others would wait for it
-        raise InputError(f"{run.name}: divergence: record takes one process, not {count}")
     if not 1 <= count <= run.accumulation:
         raise InputError(
             f"{run.name}: an update has {run.accumulation} micro-batches, which {count} processes "

@@ -44,7 +44,10 @@ from relation.train.distributed import World, check_processes, summed_gradients
 from relation.train.step import Readback, UpdateStep, build_optimizer, check_all_learn, nll_of, wsd
 from relation.variants import LINEAR, backend_names, parameter_count
 
-_REMEDY = "lower learning_rate, or set `divergence: record` to keep the run as diverged"
+_REMEDY = (
+    "lower learning_rate, or set `divergence: record` and train with one process to keep the run "
+    "as diverged"
+)
 
 
 def train(run: Run, data: Path, out: Path, resume: Path, runs_per_gpu: int = 1) -> None:
@@ -53,7 +56,8 @@ def train(run: Run, data: Path, out: Path, resume: Path, runs_per_gpu: int = 1) 
     data: the folder of the prepared corpus. resume: the folder of resume states; a finished run
     deletes its state. runs_per_gpu: how many runs share a GPU. With the same number of processes,
     stopping and resuming changes no bit of the result on a CPU, or on a GPU if `run.deterministic`.
-    Raises DivergedError if a value is not finite, unless `run.divergence` is "record".
+    Raises DivergedError if a value is not finite, unless `run.divergence` is "record" and one
+    process trains.
     """
     world = World()
     if world.size > 1:
@@ -197,8 +201,8 @@ def _train(
                 why = f"parameter {broken} is not finite after the last update"
                 raise DivergedError(f"{run.name}: {why}; {_REMEDY}")
         except DivergedError:
-            if run.divergence == "fail":
-                raise
+            if run.divergence == "fail" or world.size > 1:
+                raise  # if one of several processes stopped early, the others would wait for it
             diverged = True
         writing.result()
 
