@@ -131,7 +131,7 @@ def curves(probes: pd.DataFrame) -> None:
 
 
 def training(books: dict[str, pd.DataFrame]) -> None:
-    """Print facts on training: the first layer, Relation − MHA, overfitting, four GPUs."""
+    """Print facts on training: the first layer, Relation − MHA, overfitting, several GPUs."""
     runs, losses = books["runs"], books["losses"]
     first_layer(books["probes"])
     curves(books["probes"].query("scale in ('30M', '100M')"))
@@ -149,6 +149,10 @@ def training(books: dict[str, pd.DataFrame]) -> None:
             f"{run['final_nll'] - last:+.4f}; {rate:,.0f} tokens/s on {run['processes']:.0f} GPUs, "
             f"{rate / bench_rate / run['processes']:.3f} of that many single GPUs"
         )
+    shorter = runs.query("scale == '100M28pc'").groupby(["variant", "processes"])
+    rates = shorter["median_tokens_per_second"].mean().unstack()
+    print(f"100M28pc, tokens/s by GPUs: {rates.to_dict('index')};", end=" ")
+    print(f"two in two single GPUs: {(rates[2] / rates[1] / 2).round(3).to_dict()}")
 
 
 def counts() -> None:
