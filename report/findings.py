@@ -70,11 +70,15 @@ def fair_spread(frames: dict[str, pd.DataFrame]) -> None:
             print(f"{device}, {over} - {under}, {pair.seeds} seeds: {pair.welch:+.4f}")
     mha = (fair.runs_of(runs, "10M", each).query("variant == 'mha'") for each in ("tuned", "long"))
     short, long = (each["final_nll"].mean() for each in mha)  # 150M and 600M tokens
-    for variant in ("mha-gate", "mha-qknorm-gate"):
+    arms = [(fresh, "mha-gate"), (fresh, "mha-qknorm-gate")]
+    for arm_runs, variant in [*arms, (fair.runs_of(runs, "10M", "long"), "mha-qknorm-gate")]:
         speed, _ = study.throughput(frames["steps"], variant, "cudnn")
         fewer_tokens = (short - long) * math.log(1 / speed, 4)
-        gain = fair.compare_arms(fresh, variant, "mha").welch.value + fewer_tokens
-        print(f"{variant} - mha in equal time, if NLL is linear in log tokens: {gain:+.4f}")
+        gain = fair.compare_arms(arm_runs, variant, "mha").welch.value + fewer_tokens
+        print(
+            f"{variant} - mha in equal time, {arm_runs['budget_tokens'].iloc[0]:,} tokens of MHA, "
+            f"if NLL is linear in log tokens: {gain:+.4f}"
+        )
 
 
 def variants(runs: pd.DataFrame) -> None:
