@@ -18,7 +18,8 @@ from typing import NoReturn
 from relation import records
 from relation.config import CONFIG, parsed, reference
 from relation.errors import InputError, RelationError, check_among
-from relation.plan import Campaign, Run, load
+from relation.jobs import Data
+from relation.plan import Campaign, Run, command, load
 from relation.variants import parameter_count
 
 RUN = "SCALE/VARIATION/VARIANT/SEED"
@@ -59,8 +60,15 @@ def _begin(options: Namespace, hash: str, job: str) -> None:
     torch.set_num_threads(1)
 
 
+def _check_found(data: Data) -> None:
+    """Raise InputError if a text is missing whose content is part of its runs' hashes."""
+    if data.path is not None and data.fingerprint is None and not Path(data.path).exists():
+        raise InputError(f"corpus {data.path} does not exist; restore it or correct its path")
+
+
 def _data(campaign: Campaign, run: Run) -> Path:
     """A run's data folder. Raises InputError if it is missing or has another specification."""
+    _check_found(run.data)
     folder = campaign.folder / "data" / run.data.name
     if set(records.read(folder / "data.parquet", "data")["hash"]) != {run.data.hash}:
         raise InputError(f"{folder} holds other texts or settings than {run.name}; run snakemake")
@@ -69,13 +77,12 @@ def _data(campaign: Campaign, run: Run) -> Path:
 
 def _checkpoint(campaign: Campaign, run: Run) -> Path:
     """A run's checkpoint. Raises InputError if it is missing or has another specification."""
+    _check_found(run.data)
     folder = campaign.folder / "runs" / run.name
     path, record = folder / "model.safetensors", folder / "run.parquet"
     if not (path.exists() and record.exists()):
-        raise InputError(
-            f"run {run.name} has no {path}; make it with `snakemake --cores all --config "
-            f"campaign={campaign.name} published=false -- {path}`"
-        )
+        made_by = command(campaign.choices() | {"published": "false"}, target=str(path))
+        raise InputError(f"run {run.name} has no {path}; make it with `{made_by}`")
     from relation.train.checkpoint import trained_as
 
     if {trained_as(path)} | set(records.read(record, "runs")["hash"]) != {run.hash}:
@@ -205,6 +212,8 @@ def _check(campaign: Campaign, options: Namespace) -> Path:
 
 def _collect(campaign: Campaign, options: Namespace) -> None:
     _check_hash(options, campaign.hash, f"campaign {campaign.name}")
+    for data in campaign.data.values():
+        _check_found(data)
     shipped = campaign.hashes() if campaign.published else ()
     records.collect(campaign.folder, campaign.files(), shipped)
 
@@ -213,6 +222,9 @@ def _report(campaign: Campaign, options: Namespace) -> Path:
     from report import site
 
     folder = records.PUBLISHED if options.published else campaign.folder
+    collected = () if options.published else records.load(folder)["runs"]["hash"]
+    if set(collected) - campaign.hashes():
+        raise InputError(f"{folder} was collected with other choices or settings; run snakemake")
     site.build(campaign, folder / "report", published=options.published)
     return folder / "report" / "index.html"
 
@@ -293,10 +305,12 @@ def _status(campaign: Campaign, options: Namespace) -> None:
             state = "done"
         elif run.hash in campaign.shipped():
             state = "shipped"
+        elif records.is_held(work / f"{run.hash}.lock"):
+            state = "running"
         elif re.match(r"[\w.]*error\b", note, re.IGNORECASE):  # our line, or a traceback's last
             state = "failed"
         elif note or (work / f"{run.hash}.safetensors").exists():
-            state = "running" if records.is_held(work / f"{run.hash}.lock") else "stopped"
+            state = "stopped"
         else:
             state = "waiting"
         groups.setdefault(f"{run.scale}/{run.variation}", Counter())[state] += 1

@@ -172,7 +172,8 @@ class Corpus(Section):
     streams: list[Stream] | None = key("Data sets of the hub, mixed in equal shares of tokens")
     validation_modulus: Annotated[StrictInt, Field(ge=2)] | None = key(
         "Documents whose SHA-256 is 0 modulo this validate; null: 50, or a hub data set's split. "
-        "Not used for files named validation* and for one .txt file, whose last tenth validates"
+        "Not used with files or folders named validation*, or for one .txt file, whose last tenth "
+        "validates"
     )
     train_tokens: Count | None = key("Maximum tokens of the training split; null: all")
     validation_tokens: Count | None = key("Maximum tokens of the validation split; null: all")

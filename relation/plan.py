@@ -5,6 +5,7 @@
 
 import json
 import re
+import shlex
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import product
@@ -248,6 +249,10 @@ class Campaign:
         check_among(name, jobs, f"campaign {self.name} has no {asked}")
         return jobs[name]
 
+    def choices(self) -> dict[str, Any]:
+        """The choices of config.yaml that made this campaign, for `command`."""
+        return {k: v for k, v in self.settings.items() if k != "settings" and v is not True}
+
     def gpu_jobs(self) -> int:
         """How many jobs run at once on this machine's GPUs; 1 on a CPU, where cores limit jobs."""
         if self.device == "cpu":
@@ -260,19 +265,22 @@ class Campaign:
         """Check what the jobs need before the first one starts, then write `settings_file`.
 
         prepared: corpora to prepare; trained: runs to train. Raises InputError if texts or a needed
-        GPU are missing, or if finished runs would be trained again because their corpus is lost.
+        GPU are missing, or if finished runs would be trained again because the tokens that they
+        read are lost or were replaced by those of another text.
         """
         from relation.data.corpus import check_texts
 
         for name in prepared:
             check_texts(self.data[name])
             record = self.folder / "data" / name / "data.parquet"
-            for run in map(self.run, () if record.exists() else trained):
+            made = records.is_made(record, self.data[name].hash)
+            for run in map(self.run, () if made else trained):
                 done = self.folder / "runs" / run.name / "run.parquet"
                 if run.data.name == name and records.is_made(done, run.hash):
                     raise InputError(
-                        f"{record} is lost, so finished runs such as {run.name} would be trained "
-                        f"again; first make it alone: the same command, ending with `-- {record}`"
+                        f"{record} is lost or holds another text, so finished runs such as "
+                        f"{run.name} would be trained again; first make it alone: the same "
+                        f"command, ending with `-- {record}`"
                     )
         if on_gpu:
             from relation.machine import check_gpu
@@ -296,6 +304,14 @@ class Campaign:
         return hashes
 
 
+def command(choices: Mapping, *options: str, target: str = "") -> str:
+    """Return the snakemake command with `choices` of --config that makes `target`, or all."""
+    lists = {k: v if isinstance(v, list) else [v] for k, v in choices.items()}
+    config = [f"{key}={','.join(map(str, values))}" for key, values in lists.items()]
+    end = ["--", target] if target else []
+    return shlex.join(["snakemake", "--cores", "all", *options, "--config", *config, *end])
+
+
 def _variations(values: Mapping) -> dict[str, dict]:
     """A campaign's variations by name: those of `cross`, then those of `variations`."""
     variations: dict[str, dict] = {}
@@ -315,8 +331,8 @@ def _one_off(text: str, scales: Collection) -> tuple[str, dict]:
     changes = {}
     for part in text.split():
         key, equals, value = part.partition("=")
-        if not equals or key in changes:
-            advice = "write each key once, and values without spaces"
+        if not equals or key in changes or "=" in value:
+            advice = "write each key once, with spaces between keys and none in values"
             raise InputError(f"vary={text}: {part!r} is no new KEY=VALUE; {advice}")
         changes[key] = parsed(value)
     changes = validated(Variation, changes, "vary", scales=scales).as_dict()

@@ -299,8 +299,8 @@ def collect(folder: Path, planned: Mapping[str, str], hashes: Collection[str] = 
             rows = read(folder / name, kind)
             if others := set(rows["hash"]) - {hash}:
                 raise InputError(
-                    f"{folder / name} was made as {others.pop()}, now planned is {hash}; "
-                    "delete it and run snakemake"
+                    f"{folder / name} was made as {others.pop()}, now planned is {hash}; give the "
+                    "choices that it was made with, or run snakemake with these"
                 )
             frames.append(rows)
         if hashes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import shlex
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -33,7 +32,7 @@ def build(campaign: plan.Campaign, out: Path, published: bool) -> None:
     InputError if a record is damaged.
     """
     # Printed commands make the user's runs again, or shipped ones if no others were chosen.
-    choices = {k: v for k, v in campaign.settings.items() if k != "settings" and v is not True}
+    choices = campaign.choices()
     unshipped = {run.hash for run in campaign.runs if not published} - {*campaign.shipped()}
     if not unshipped:
         choices["published"] = "false"
@@ -124,10 +123,8 @@ def command(choices: Mapping, again: bool, run: str = "") -> str:
     """
     file = f"{records.RESULTS}/{choices['campaign']}/runs/{run}/run.parquet" if run else ""
     force = ["-R", file or "train"] if again else []
-    target = ["--", "all" if again else file] if run else []
-    lists = {k: v if isinstance(v, list) else [v] for k, v in choices.items()}
-    config = [f"{key}={','.join(map(str, values))}" for key, values in lists.items()]
-    return shlex.join(["snakemake", "--cores", "all", *force, "--config", *config, *target])
+    target = ("all" if again else file) if run else ""
+    return plan.command(choices, *force, target=target)
 
 
 def _claim(judged: Sequence[claims.Judged]) -> dict[str, Any]:
@@ -185,9 +182,9 @@ def assumptions(campaign: plan.Campaign) -> Iterator[dict[str, Any]]:
     for setting in campaign.columns:
         scales = campaign.scales_of(setting)
         by_scale = {scale: campaign.options(scale, setting.variation, "full") for scale in scales}
-        corpora = campaign.settings["settings"]["corpora"]
+        titles = {each.corpus: each.title for each in campaign.data.values()}
         for each in by_scale.values():
-            each["corpus"] = corpora[each["corpus"]].get("title", each["corpus"])
+            each["corpus"] = titles.get(each["corpus"], each["corpus"])
         options.append(by_scale)
     for name, field in Options.model_fields.items():
         values = [{s: _option(o.get(name)) for s, o in by_scale.items()} for by_scale in options]

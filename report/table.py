@@ -203,7 +203,7 @@ def table_cells(table: Table, records: Records) -> pd.DataFrame:
 
     Values are in `unit`. difference: value - paper_value; NaN for cells of one seed, deviations and
     miniatures. agrees: see Column; None if undecided. scale: the setting's own. Raises InputError
-    if the paper's CSV has a column that the table lacks.
+    if the table lacks a column of the paper's CSV, or one that it computes.
     """
     try:
         computed = list(table.compute(*(getattr(records, name) for name in table.frames)))
@@ -214,6 +214,11 @@ def table_cells(table: Table, records: Records) -> pd.DataFrame:
     if unknown := set(printed["column"]) - set(table.columns):
         path = f"report/paper/{table.label}.csv"
         raise InputError(f"{path}: the table has no column {min(unknown)!r}; correct it")
+    names = {cell["column"] for cell in computed if cell["row"] != "setting"} - set(table.columns)
+    # Table 4 has columns of the paper's seeds alone.
+    if unknown := {name for name in names if not name.startswith("seed_")}:
+        path = f"report/tables/{table.label}.csv"
+        raise InputError(f"{path}: there is no column {min(unknown)!r} that {table.label} computes")
     computed += _gaps(table, records, computed)
     ours = [name for name in COLUMNS if name in KEY or name not in printed]
     cells = pd.DataFrame(computed, columns=ours).astype(dict.fromkeys(NUMBERS, float))

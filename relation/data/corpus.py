@@ -2,7 +2,7 @@
 
 Local texts are .txt files, whose documents lines of ``<|endoftext|>`` separate, and Parquet files
 with a column `text`. The validation split of one .txt file is its last tenth. A folder uses the
-files named validation*, a data set of the hub uses its own split. Without these files, or with
+files and folders named validation*, a data set of the hub its own split. Without these, or with
 `validation_modulus` for a data set, one document in `validation_modulus` (50) is held out by hash.
 """
 
@@ -82,7 +82,11 @@ def _text_files(path: str) -> dict[str, list[Path]]:
     files = [root] if root.is_file() else sorted(p for p in root.rglob("*") if p.is_file())
     by_split: dict[str, list[Path]] = {"train": [], "validation": []}
     for file in (file for file in files if file.suffix in _READERS):
-        by_split["validation" if file.stem.startswith("validation") else "train"].append(file)
+        names = file.relative_to(root).parts or (file.name,)
+        if any(name.startswith(".") for name in names) and file != root:
+            continue  # such as copies in .ipynb_checkpoints
+        validates = any(name.startswith("validation") for name in names)
+        by_split["validation" if validates else "train"].append(file)
     if not by_split["train"]:
         content = "only validation" if by_split["validation"] else f"no {' or '.join(_READERS)}"
         raise InputError(f"corpus {root} holds {content} files; add files to train on")
@@ -232,8 +236,11 @@ def unigram_entropy(tokens: np.ndarray) -> float:
     return float(-(p * np.log(p)).sum())
 
 
-def _check_size(data: Data, split: str, sizes: Iterable[int]) -> None:
-    """Raise InputError if a split has too few tokens; sizes: of its parts, read until enough."""
+def _check_size(data: Data, split: str, sizes: Iterable[int], bound: str = "") -> None:
+    """Raise InputError if a split has too few tokens.
+
+    sizes: of its parts, read until enough. bound: "at most " if the sizes are bounds.
+    """
     diagnosed = data.diagnosed_tokens if split == "validation" else 0
     least, total = max(data.largest_context + 1, diagnosed), 0
     needed = f"fewer than the {least:,} that its longest window or the diagnostics need"
@@ -248,7 +255,7 @@ def _check_size(data: Data, split: str, sizes: Iterable[int]) -> None:
     hint = ", give a folder with a file named validation*" if split == "validation" else ""
     if hint and not str(data.path).endswith(".txt"):  # of one .txt file the last tenth validates
         hint += ", or lower validation_modulus"
-    problem = f"the {split} split holds {total:,} tokens, {needed}; add text{hint}"
+    problem = f"the {split} split holds {bound}{total:,} tokens, {needed}; add text{hint}"
     raise InputError(f"{data.title} ({data.name}): {problem}")
 
 
@@ -259,7 +266,8 @@ def check_texts(data: Data) -> None:
     """
     for split in SPLITS if data.path is not None else ():
         # A token takes at least one byte, and end-of-text adds one token per document.
-        _check_size(data, split, (len(t.encode()) + 1 for t in document_streams(data, split)[0]))
+        sizes = (len(text.encode()) + 1 for text in document_streams(data, split)[0])
+        _check_size(data, split, sizes, "at most ")
 
 
 def prepare(data: Data, folder: Path) -> None:

@@ -44,13 +44,13 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int, name: str) -> Tokeniz
 def load_tokenizer(path: Path) -> Tokenizer:
     """Load tokenizer.json. Raises InputError if it is missing or damaged."""
     if not path.exists():
-        raise InputError(f"{path} is missing; run snakemake to make it")
+        raise InputError(f"{path} is missing; give the same snakemake command with `-R prepare`")
     try:
         return Tokenizer.from_file(str(path))
     except Exception as error:  # `tokenizers` raises bare Exception for a file it cannot parse
         raise InputError(
-            f"{path} is damaged or is not a tokenizer ({error}); if snakemake made it, delete it "
-            "and run snakemake again"
+            f"{path} is damaged or is not a tokenizer ({error}); if snakemake made it, give the "
+            "same snakemake command with `-R prepare`"
         ) from None
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from relation.kernels.documents import Documents
 
+_REMEDY = "give the same snakemake command with `-R prepare`"
 IGNORED = -100  # the target that cross-entropy skips, PyTorch's convention
 
 
@@ -41,9 +42,9 @@ def open_tokens(data: Path, split: str) -> np.ndarray:
     """Memory-map a split's ids, (N,) uint16. Raises InputError if data.parquet has another hash."""
     path = data / f"{split}.bin"
     if not path.exists() or path.stat().st_size == 0:
-        raise InputError(f"{path} is missing or empty; repeat snakemake -R prepare")
+        raise InputError(f"{path} is missing or empty; {_REMEDY}")
     if sha256_of(path) != data_rows(data)[split]["sha256"]:
-        raise InputError(f"{path} is not the file of data.parquet; repeat snakemake -R prepare")
+        raise InputError(f"{path} is not the file of data.parquet; {_REMEDY}")
     return np.memmap(path, TOKEN_TYPE, mode="r")
 
 

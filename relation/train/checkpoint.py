@@ -74,12 +74,14 @@ def _readable(path: Path) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError:
-        raise InputError(f"{path} is missing; run snakemake to train it") from None
+        raise InputError(
+            f"{path} is missing; end the same snakemake command with `-- {path}`"
+        ) from None
     except (OSError, *_DAMAGE) as error:
         reason = " ".join(str(error).split("\n\t")[:2])  # PyTorch's message lists every tensor
         raise InputError(
             f"{path} is not a complete checkpoint of this version ({reason}); if snakemake made "
-            "it, move it elsewhere and run snakemake again"
+            f"it, move it elsewhere and end the same snakemake command with `-- {path}`"
         ) from None
 
 

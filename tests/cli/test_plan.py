@@ -260,6 +260,7 @@ def test_a_column_goes_with_the_scales_that_it_shows(tmp_path: Path) -> None:
         ({"scales": "10M"}, "scales=10M: campaign smoke has no such scale"),
         ({"published": "maybe"}, "published: 'maybe' should be True, False"),
         ({"vary": "learning_rate"}, "'learning_rate' is no new KEY=VALUE"),
+        ({"vary": "micro=4,layers=2"}, "with spaces between keys and none in values"),
         ({"vary": "micro=4 micro=2"}, "'micro=2' is no new KEY=VALUE; write each key once"),
         ({"vary": "tau=1"}, "unknown key 'tau'; it is a field of the model: make a variant of it"),
         ({"vary": "learning_rate=-1"}, "learning_rate: -1 should be greater than 0"),

@@ -62,6 +62,15 @@ def test_a_corpus_of_other_texts_is_refused(tmp_path: Path, capsys) -> None:
     assert "sample-300 holds other texts or settings than" in capsys.readouterr().err
 
 
+def test_a_missing_checkpoint_comes_with_the_command_that_makes_it(capsys) -> None:
+    run = RUN.replace("42", "43")
+    assert main(["generate", run, TINY, "seeds=42,43", "--prompt", PROMPT]) == 2
+    target = f"results/tiny/runs/{run}/model.safetensors"
+    choices = "campaign=tiny seeds=42,43 published=false"
+    line = f"snakemake --cores all --config {choices} -- {target}"
+    assert line in capsys.readouterr().err
+
+
 def test_an_exported_run_is_the_trained_one(trained: Path, tmp_path: Path, capsys) -> None:
     transformers = pytest.importorskip("transformers")
     folder = tmp_path / "exported"

@@ -25,6 +25,7 @@ DOCUMENTS = [f"Story {i}: the fox met owl {i % 7}.\n\nThey ate {i * i} plums.\n"
 
 
 def as_txt(path: Path, texts: list[str]) -> None:
+    path.parent.mkdir(exist_ok=True)
     path.write_text(f"{END_OF_TEXT}\n".join(texts), encoding="utf-8")
 
 
@@ -83,8 +84,10 @@ def test_held_out_documents_are_those_whose_hash_is_0(texts: Path) -> None:
     assert fiftieth == read(data_of(texts, validation_modulus=50), "validation") != []
 
 
-def test_a_validation_file_is_the_validation_split(texts: Path) -> None:
-    as_parquet(texts / "validation.parquet", DOCUMENTS[:5])
+def test_files_and_folders_named_validation_are_the_validation_split(texts: Path) -> None:
+    as_txt(texts / "validation" / "a.txt", DOCUMENTS[:2])
+    as_parquet(texts / "validation.parquet", DOCUMENTS[2:5])
+    as_txt(texts / ".ipynb_checkpoints" / "b-checkpoint.txt", DOCUMENTS[5:20])
     as_txt(texts / "b.txt", DOCUMENTS[5:20])
     as_parquet(texts / "nested" / "c.parquet", DOCUMENTS[20:])
     (texts / "README.md").write_text("not a text of the corpus")

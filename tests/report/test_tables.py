@@ -1,10 +1,12 @@
 """Tables: the paper's values, hand-made records, gaps with reasons, and shipped numbers."""
 
 import math
+from dataclasses import replace
 
 import pandas as pd
 import pyarrow as pa
 import pytest
+from conftest import refusal
 
 from relation import records as stored
 from relation.variants import ABLATIONS
@@ -425,3 +427,10 @@ def test_no_shipped_cell_is_blank(shipped) -> None:
         there = cells["status"] == "ok"
         assert (cells[there]["value"].notna() | cells[there]["text"].notna()).all(), name
         assert (cells[~there]["reason"] != "").all(), name
+
+
+def test_a_column_that_the_tables_csv_lacks_is_refused() -> None:
+    declared = next(each for each in tables.PAPER if each.label == "app-nll")
+    misspelt = replace(declared, compute=lambda *_: [table.cell("10M/mean", "detla", 1.0)])
+    made = records(runs=paper_runs())
+    assert "no column 'detla'" in refusal(lambda: table.table_cells(misspelt, made))

@@ -154,7 +154,9 @@ def test_texts_of_the_users_own_are_read_or_refused_before_the_first_job(copy: P
     assert "Traceback" not in refused.stdout and "rule prepare" not in refused.stdout
     sample = pd.read_parquet(copy / "relation/data/sample/train.parquet")["text"]
     text.write_text("\n\n".join(sample)[:400_000])
-    # Other texts make other runs, even if old runs are in their place.
+    # Other texts make other runs, even if old runs are in their place, and another report.
+    refused = run_module(copy, "relation", "report", *TINY[1:], f"corpus={text}")
+    assert refused.returncode and "was collected with other choices" in refused.stdout
     assert planned_jobs(copy, *TINY, f"corpus={text}") == {"prepare": 1, **TRAINED}
     target = f"results/tiny/runs/{RUN}/run.parquet"
     snakemake(copy, *TINY, f"corpus={text}", "--", target)
@@ -163,6 +165,9 @@ def test_texts_of_the_users_own_are_read_or_refused_before_the_first_job(copy: P
     assert row["corpus"] == "text.txt" and row["hash"] != own.hash
     output = run_module(copy, "relation", "plan", *TINY[1:]).stdout
     assert f"replace 1 that finished with another text or other keys:\n  {RUN}" in output
+    # The tokens are now of the other text; a run that finished on the first is not trained again.
+    refused = snakemake(copy, *TINY, check=False)
+    assert refused.returncode and "data.parquet is lost or holds another text" in refused.stdout
 
 
 def killed_once(there: str, kill: Callable, copy: Path, *arguments: str) -> None:
