@@ -61,12 +61,12 @@ def add_lambda(
     new = {name: m for name, m in modules.items() if saved is not None or not hasattr(m, "lam")}
     # The path of a model made from a new configuration is "".
     folder = base.config._name_or_path if saved is None else saved
-    prefix = f"{base.base_model_prefix}."  # names in the base model do not have it
+    prefix = f"{base.base_model_prefix}."
     stored = _saved_lambdas(Path(folder), prefix) if folder and new else {}
     values = {}
     for name, module in new.items():
         is_saved = getattr(module.config, "has_lambda", False)
-        key = f"{name}.lam".removeprefix(prefix)
+        key = _key(f"{name}.lam", prefix)
         if key not in stored and (saved is not None or (is_saved and init is None)):
             raise InputError(
                 f"there is no {name}.lam in {folder or 'any folder'}; give saved=, the folder of "
@@ -88,8 +88,18 @@ def add_lambda(
     return model
 
 
+def _key(name: str, prefix: str) -> str:
+    """A lambda's name without the names of the models around it.
+
+    The base model's names have no prefix, and transformers renames the parts of multimodal models
+    when it saves them.
+    """
+    parts = name.removeprefix(prefix).split(".")
+    return ".".join(part for part in parts if part not in ("model", "language_model"))
+
+
 def _saved_lambdas(folder: Path, prefix: str) -> dict[str, float]:
-    """Read the `lam` values from a folder of `save_pretrained`, by name without the prefix.
+    """Read the `lam` values from a folder of `save_pretrained`, by `_key`.
 
     Raises InputError if two files, such as variants of the weights, have different values.
     """
@@ -100,7 +110,7 @@ def _saved_lambdas(folder: Path, prefix: str) -> dict[str, float]:
                 if not name.endswith(".lam"):
                     continue
                 value = file.get_tensor(name).item()
-                if values.setdefault(name.removeprefix(prefix), value) != value:
+                if values.setdefault(_key(name, prefix), value) != value:
                     raise InputError(
                         f"files in {folder} have different values of {name}; give saved=, the file "
                         "or a folder of only the weights that the model has"
@@ -141,7 +151,8 @@ def relation_mask(**options: Any) -> Tensor | None:
     wrong = starts.new_zeros(()) if is_causal else sees(row, 0, place[:-1], place[1:]).any()
     if text is not None:
         text = text[:, :n]  # with a static cache the mask is longer than the prompt
-        if text.shape not in (starts.shape, (1, n)):
+        # Not `in`, which torch.compile answers wrongly for symbolic shapes.
+        if text.shape != starts.shape and text.shape != (1, n):
             shape, fits = tuple(text.shape), tuple(starts.shape)
             raise InputError(f"attention_mask has shape {shape}; give the padding, {fits}")
         before = F.pad(text[:, :-1], (1, 0))

@@ -224,7 +224,8 @@ class RelationModel(RelationPreTrainedModel):
             ("attention_mask", attention_mask, (*shape[:-1], read + shape[-1]), "padding, (B, T)"),
             ("position_ids", position_ids, (1, *shape[1:]), "a position for each token"),
         ):
-            if tensor is not None and tensor.shape not in (shape, other_shape):
+            # Not `in`, which torch.compile answers wrongly for symbolic shapes.
+            if tensor is not None and tensor.shape != shape and tensor.shape != other_shape:
                 raise InputError(
                     f"{name} has shape {tuple(tensor.shape)} and input_ids {shape}; give {advice}"
                 )
@@ -271,9 +272,9 @@ class RelationModel(RelationPreTrainedModel):
     def _begin(self, tokens: Tensor, mask: Tensor, state: DecodeState) -> Tensor:
         """`_continue` for a cache's first block, which may be padded."""
         n = tokens.shape[1]
-        if mask.all():
+        if (mask == 1).all():
             return self.decoder.states(tokens, state=state)
-        Documents.padded(mask)  # raises if text is missing or interrupted
+        Documents.padded(mask)  # raises if text is missing or interrupted, and for other numbers
         # A decode state takes padding at the right: move each row left, and its states back.
         first_text = (mask != 0).long().argmax(dim=1, keepdim=True)  # column, (B, 1)
         place = torch.arange(n, device=tokens.device)
@@ -300,7 +301,7 @@ def _starts(
     starts = torch.cat((first, places.diff(dim=1) != 1), dim=1).expand(tokens.shape)
     if mask is not None:  # padding may have any position
         text = mask[:, -tokens.shape[1] :] != 0
-        starts = starts & text & F.pad(text[:, :-1], (1, 0), value=read > 0)
+        starts = starts & text & F.pad(text[:, :-1], (1, 0), value=1 if read else 0)
     return starts
 
 
@@ -345,8 +346,9 @@ class RelationForCausalLM(RelationPreTrainedModel, GenerationMixin):
         options: fields of the configuration, such as `eos_token_id`.
         """
         model = cls(RelationConfig.of(decoder.config, **options))
+        model.to(decoder.embedding.weight)  # its device and dtype
         model.model.decoder.load_state_dict(decoder.state_dict())
-        return model.to(decoder.embedding.weight.device)
+        return model
 
     @can_return_tuple
     def forward(

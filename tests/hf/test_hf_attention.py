@@ -244,6 +244,8 @@ def test_a_language_model_below_a_vision_model_is_loaded_with_relation(tmp_path)
     parts = loaded.config.text_config, loaded.config.vision_config
     assert [part._attn_implementation for part in parts] == ["relation", "sdpa"]
     assert "add_lambda" in refusal(lambda: loaded(TOKENS))
+    # The files name the layers in another way than the model does.
+    assert torch.equal(add_lambda(loaded)(TOKENS).logits, model(TOKENS).logits)
 
 
 def test_lambda_below_a_reloaded_adapter_is_the_saved_one(tmp_path):
