@@ -1,7 +1,7 @@
 """The reproduction as one DAG: data, runs, measurements, report.
 
 `snakemake --cores all` makes the report of the campaign that config.yaml chooses. A job runs again
-if the hash of its specification or an input changed, or if its output is missing. An edit of the
+if the hash of its specification or an input changed, or if its record is missing. An edit of the
 report's code makes only the report again. Other edits of code repeat no job.
 """
 
@@ -63,7 +63,9 @@ onstart:
     try:
         CAMPAIGN.begin(
             prepared=[job.wildcards.data for job in jobs if job.rule.name == "prepare"],
-            trained=[RUN.format(**job.wildcards_dict) for job in jobs if job.rule.name == "train"],
+            trained=[
+                RUN.format(**job.wildcards_dict) for job in jobs if job.rule.name == "train"
+            ],
             on_gpu=here and any(job.resources.get("gpu") for job in jobs),
         )
     except (RelationError, OSError) as error:

@@ -18,7 +18,6 @@ from typing import NoReturn
 from relation import records
 from relation.config import CONFIG, parsed, reference
 from relation.errors import InputError, RelationError, check_among
-from relation.jobs import Data
 from relation.plan import Campaign, Run, command, load
 from relation.variants import parameter_count
 
@@ -60,15 +59,16 @@ def _begin(options: Namespace, hash: str, job: str) -> None:
     torch.set_num_threads(1)
 
 
-def _check_found(data: Data) -> None:
-    """Raise InputError if a text is missing whose content is part of its runs' hashes."""
-    if data.path is not None and data.fingerprint is None and not Path(data.path).exists():
-        raise InputError(f"corpus {data.path} does not exist; restore it or correct its path")
+def _check_found(*runs: Run) -> None:
+    """Raise InputError if a text is missing whose content is part of the runs' hashes."""
+    for data in {run.data.name: run.data for run in runs}.values():
+        if data.path is not None and data.fingerprint is None and not Path(data.path).exists():
+            raise InputError(f"corpus {data.path} does not exist; restore it or correct its path")
 
 
 def _data(campaign: Campaign, run: Run) -> Path:
     """A run's data folder. Raises InputError if it is missing or has another specification."""
-    _check_found(run.data)
+    _check_found(run)
     folder = campaign.folder / "data" / run.data.name
     if set(records.read(folder / "data.parquet", "data")["hash"]) != {run.data.hash}:
         raise InputError(f"{folder} holds other texts or settings than {run.name}; run snakemake")
@@ -77,7 +77,7 @@ def _data(campaign: Campaign, run: Run) -> Path:
 
 def _checkpoint(campaign: Campaign, run: Run) -> Path:
     """A run's checkpoint. Raises InputError if it is missing or has another specification."""
-    _check_found(run.data)
+    _check_found(run)
     folder = campaign.folder / "runs" / run.name
     path, record = folder / "model.safetensors", folder / "run.parquet"
     if not (path.exists() and record.exists()):
@@ -212,8 +212,7 @@ def _check(campaign: Campaign, options: Namespace) -> Path:
 
 def _collect(campaign: Campaign, options: Namespace) -> None:
     _check_hash(options, campaign.hash, f"campaign {campaign.name}")
-    for data in campaign.data.values():
-        _check_found(data)
+    _check_found(*campaign.runs)
     shipped = campaign.hashes() if campaign.published else ()
     records.collect(campaign.folder, campaign.files(), shipped)
 
@@ -222,9 +221,11 @@ def _report(campaign: Campaign, options: Namespace) -> Path:
     from report import site
 
     folder = records.PUBLISHED if options.published else campaign.folder
-    collected = () if options.published else records.load(folder)["runs"]["hash"]
-    if set(collected) - campaign.hashes():
-        raise InputError(f"{folder} was collected with other choices or settings; run snakemake")
+    if not options.published and (folder / "runs.parquet").exists():
+        _check_found(*campaign.runs)
+        if set(records.read(folder / "runs.parquet", "runs", ["hash"])["hash"]) - campaign.hashes():
+            message = f"{folder} was collected with other choices or settings; run snakemake"
+            raise InputError(message)
     site.build(campaign, folder / "report", published=options.published)
     return folder / "report" / "index.html"
 

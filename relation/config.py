@@ -142,7 +142,7 @@ class Options(Section):
     deterministic: StrictBool = key("Whether a GPU repeats results to the bit; slower")
     checkpoint_seconds: Positive = key("Seconds from one saved resume state to the next")
     divergence: Literal["fail", "record"] = key(
-        "If a loss is not finite: fail, or record the run; `record` diagnoses no run"
+        "If a loss is not finite: fail, or record a run of one process; `record` diagnoses no run"
     )
     probes: Count = key("Flow probes in training, evenly spaced; one more at the start")
     validations: Count = key("Validation NLLs in training, evenly spaced; one more at the start")

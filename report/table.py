@@ -215,7 +215,7 @@ def table_cells(table: Table, records: Records) -> pd.DataFrame:
         path = f"report/paper/{table.label}.csv"
         raise InputError(f"{path}: the table has no column {min(unknown)!r}; correct it")
     names = {cell["column"] for cell in computed if cell["row"] != "setting"} - set(table.columns)
-    # Table 4 has columns of the paper's seeds alone.
+    # The table of ablations has columns for the paper's seeds alone.
     if unknown := {name for name in names if not name.startswith("seed_")}:
         path = f"report/tables/{table.label}.csv"
         raise InputError(f"{path}: there is no column {min(unknown)!r} that {table.label} computes")

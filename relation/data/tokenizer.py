@@ -12,6 +12,7 @@ from tqdm import tqdm
 from relation.errors import InputError
 
 END_OF_TEXT = "<|endoftext|>"
+PREPARE_AGAIN = "give the campaign's snakemake command with `-R prepare`"
 TOKEN_TYPE = np.dtype("<u2")  # the type of ids in token files
 _DOCUMENTS_AT_A_TIME = 256
 _CHARACTERS_AT_A_TIME = 1 << 24
@@ -44,13 +45,13 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int, name: str) -> Tokeniz
 def load_tokenizer(path: Path) -> Tokenizer:
     """Load tokenizer.json. Raises InputError if it is missing or damaged."""
     if not path.exists():
-        raise InputError(f"{path} is missing; give the same snakemake command with `-R prepare`")
+        raise InputError(f"{path} is missing; {PREPARE_AGAIN}")
     try:
         return Tokenizer.from_file(str(path))
     except Exception as error:  # `tokenizers` raises bare Exception for a file it cannot parse
         raise InputError(
-            f"{path} is damaged or is not a tokenizer ({error}); if snakemake made it, give the "
-            "same snakemake command with `-R prepare`"
+            f"{path} is damaged or is not a tokenizer ({error}); if snakemake made it, "
+            + PREPARE_AGAIN
         ) from None
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from relation import records
-from relation.data.tokenizer import TOKEN_TYPE, end_of_text_id
+from relation.data.tokenizer import PREPARE_AGAIN, TOKEN_TYPE, end_of_text_id
 from relation.errors import InputError
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from relation.kernels.documents import Documents
 
-_REMEDY = "give the same snakemake command with `-R prepare`"
 IGNORED = -100  # the target that cross-entropy skips, PyTorch's convention
 
 
@@ -42,9 +41,9 @@ def open_tokens(data: Path, split: str) -> np.ndarray:
     """Memory-map a split's ids, (N,) uint16. Raises InputError if data.parquet has another hash."""
     path = data / f"{split}.bin"
     if not path.exists() or path.stat().st_size == 0:
-        raise InputError(f"{path} is missing or empty; {_REMEDY}")
+        raise InputError(f"{path} is missing or empty; {PREPARE_AGAIN}")
     if sha256_of(path) != data_rows(data)[split]["sha256"]:
-        raise InputError(f"{path} is not the file of data.parquet; {_REMEDY}")
+        raise InputError(f"{path} is not the file of data.parquet; {PREPARE_AGAIN}")
     return np.memmap(path, TOKEN_TYPE, mode="r")
 
 

@@ -346,8 +346,8 @@ class RelationForCausalLM(RelationPreTrainedModel, GenerationMixin):
         options: fields of the configuration, such as `eos_token_id`.
         """
         model = cls(RelationConfig.of(decoder.config, **options))
-        model.to(decoder.embedding.weight)  # its device and dtype
-        model.model.decoder.load_state_dict(decoder.state_dict())
+        weights = {name: weight.clone() for name, weight in decoder.state_dict().items()}
+        model.model.decoder.load_state_dict(weights, assign=True)  # keeps devices and dtypes
         return model
 
     @can_return_tuple

@@ -75,13 +75,13 @@ def _readable(path: Path) -> Iterator[None]:
         yield
     except FileNotFoundError:
         raise InputError(
-            f"{path} is missing; end the same snakemake command with `-- {path}`"
+            f"{path} is missing; end the campaign's snakemake command with `-- {path}`"
         ) from None
     except (OSError, *_DAMAGE) as error:
         reason = " ".join(str(error).split("\n\t")[:2])  # PyTorch's message lists every tensor
         raise InputError(
             f"{path} is not a complete checkpoint of this version ({reason}); if snakemake made "
-            f"it, move it elsewhere and end the same snakemake command with `-- {path}`"
+            f"it, move it elsewhere and end the campaign's snakemake command with `-- {path}`"
         ) from None
 
 

@@ -8,7 +8,7 @@ def one_of(names):
 
 wildcard_constraints:
     data=one_of(CAMPAIGN.data),
-    scale=one_of(CAMPAIGN.scales),
+    scale=one_of(CAMPAIGN.matrix.section.scales),
     variation=one_of(CAMPAIGN.variations),
     variant=one_of(run.variant for run in CAMPAIGN.planned),
     seed=one_of(run.seed for run in CAMPAIGN.planned),
