@@ -18,7 +18,7 @@ from typing import NoReturn
 from relation import records
 from relation.config import CONFIG, parsed, reference
 from relation.errors import InputError, RelationError, check_among
-from relation.plan import Campaign, Run, command, load
+from relation.plan import Campaign, Run, load, snakemake_command
 from relation.variants import parameter_count
 
 RUN = "SCALE/VARIATION/VARIANT/SEED"
@@ -81,7 +81,8 @@ def _checkpoint(campaign: Campaign, run: Run) -> Path:
     folder = campaign.folder / "runs" / run.name
     path, record = folder / "model.safetensors", folder / "run.parquet"
     if not (path.exists() and record.exists()):
-        made_by = command(campaign.choices() | {"published": "false"}, target=str(path))
+        choices = campaign.choices() | {"published": "false"}
+        made_by = snakemake_command(choices, target=str(path))
         raise InputError(f"run {run.name} has no {path}; make it with `{made_by}`")
     from relation.train.checkpoint import trained_as
 
@@ -221,11 +222,11 @@ def _report(campaign: Campaign, options: Namespace) -> Path:
     from report import site
 
     folder = records.PUBLISHED if options.published else campaign.folder
-    if not options.published and (folder / "runs.parquet").exists():
+    collected = folder / "runs.parquet"
+    if not options.published and collected.exists():
         _check_found(*campaign.runs)
-        if set(records.read(folder / "runs.parquet", "runs", ["hash"])["hash"]) - campaign.hashes():
-            message = f"{folder} was collected with other choices or settings; run snakemake"
-            raise InputError(message)
+        if set(records.read(collected, "runs", ["hash"])["hash"]) - campaign.hashes():
+            raise InputError(f"{collected} is of other choices or settings; run snakemake")
     site.build(campaign, folder / "report", published=options.published)
     return folder / "report" / "index.html"
 

@@ -250,7 +250,7 @@ class Campaign:
         return jobs[name]
 
     def choices(self) -> dict[str, Any]:
-        """The choices of config.yaml that made this campaign, for `command`."""
+        """The choices of config.yaml that made this campaign, for `snakemake_command`."""
         return {k: v for k, v in self.settings.items() if k != "settings" and v is not True}
 
     def gpu_jobs(self) -> int:
@@ -304,7 +304,7 @@ class Campaign:
         return hashes
 
 
-def command(choices: Mapping, *options: str, target: str = "") -> str:
+def snakemake_command(choices: Mapping, *options: str, target: str = "") -> str:
     """Return the snakemake command with `choices` of --config that makes `target`, or all."""
     lists = {k: v if isinstance(v, list) else [v] for k, v in choices.items()}
     config = [f"{key}={','.join(map(str, values))}" for key, values in lists.items()]

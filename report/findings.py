@@ -68,10 +68,10 @@ def fair_spread(frames: dict[str, pd.DataFrame]) -> None:
         for over, under in fair.PRIMARY:
             pair = fair.compare_arms(device_runs, over, under)
             print(f"{device}, {over} - {under}, {pair.seeds} seeds: {pair.welch:+.4f}")
-    mha = (fair.runs_of(runs, "10M", each).query("variant == 'mha'") for each in ("tuned", "long"))
-    short, long = (each["final_nll"].mean() for each in mha)  # 150M and 600M tokens
-    arms = [(fresh, "mha-gate"), (fresh, "mha-qknorm-gate")]
-    for arm_runs, variant in [*arms, (fair.runs_of(runs, "10M", "long"), "mha-qknorm-gate")]:
+    long_runs, mha = fair.runs_of(runs, "10M", "long"), "variant == 'mha'"
+    short, long = (each.query(mha)["final_nll"].mean() for each in (fresh, long_runs))
+    both = "mha-qknorm-gate"
+    for arm_runs, variant in ((fresh, "mha-gate"), (fresh, both), (long_runs, both)):
         speed, _ = study.throughput(frames["steps"], variant, "cudnn")
         fewer_tokens = (short - long) * math.log(1 / speed, 4)
         gain = fair.compare_arms(arm_runs, variant, "mha").welch.value + fewer_tokens
@@ -155,8 +155,10 @@ def training(books: dict[str, pd.DataFrame]) -> None:
         )
     shorter = runs.query("scale == '100M28pc'").groupby(["variant", "processes"])
     rates = shorter["median_tokens_per_second"].mean().unstack()
-    print(f"100M28pc, tokens/s by GPUs: {rates.to_dict('index')};", end=" ")
-    print(f"two in two single GPUs: {(rates[2] / rates[1] / 2).round(3).to_dict()}")
+    shares = (rates[2] / rates[1] / 2).round(3).to_dict()
+    print(
+        f"100M28pc, tokens/s by GPUs: {rates.to_dict('index')}; two, of two single GPUs: {shares}"
+    )
 
 
 def counts() -> None:

@@ -124,7 +124,7 @@ def command(choices: Mapping, again: bool, run: str = "") -> str:
     file = f"{records.RESULTS}/{choices['campaign']}/runs/{run}/run.parquet" if run else ""
     force = ["-R", file or "train"] if again else []
     target = ("all" if again else file) if run else ""
-    return plan.command(choices, *force, target=target)
+    return plan.snakemake_command(choices, *force, target=target)
 
 
 def _claim(judged: Sequence[claims.Judged]) -> dict[str, Any]:

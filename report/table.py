@@ -211,14 +211,11 @@ def table_cells(table: Table, records: Records) -> pd.DataFrame:
         error.add_note(f"in table {table.label} of {records.setting.name}")
         raise
     printed = table.printed
-    if unknown := set(printed["column"]) - set(table.columns):
-        path = f"report/paper/{table.label}.csv"
-        raise InputError(f"{path}: the table has no column {min(unknown)!r}; correct it")
-    names = {cell["column"] for cell in computed if cell["row"] != "setting"} - set(table.columns)
-    # The table of ablations has columns for the paper's seeds alone.
-    if unknown := {name for name in names if not name.startswith("seed_")}:
+    used = {cell["column"] for cell in computed if cell["row"] != "setting"}
+    if unknown := (used | set(printed["column"])) - set(table.columns):
         path = f"report/tables/{table.label}.csv"
-        raise InputError(f"{path}: there is no column {min(unknown)!r} that {table.label} computes")
+        problem = f"has no column {min(unknown)!r}, which the table computes or the paper prints"
+        raise InputError(f"{path} {problem}; correct one of them")
     computed += _gaps(table, records, computed)
     ours = [name for name in COLUMNS if name in KEY or name not in printed]
     cells = pd.DataFrame(computed, columns=ours).astype(dict.fromkeys(NUMBERS, float))

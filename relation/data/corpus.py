@@ -82,10 +82,10 @@ def _text_files(path: str) -> dict[str, list[Path]]:
     files = [root] if root.is_file() else sorted(p for p in root.rglob("*") if p.is_file())
     by_split: dict[str, list[Path]] = {"train": [], "validation": []}
     for file in (file for file in files if file.suffix in _READERS):
-        names = file.relative_to(root).parts or (file.name,)
-        if any(name.startswith(".") for name in names) and file != root:
+        names = file.relative_to(root).parts  # empty if the corpus is this file
+        if any(name.startswith(".") for name in names):
             continue  # such as copies in .ipynb_checkpoints
-        validates = any(name.startswith("validation") for name in names)
+        validates = any(name.startswith("validation") for name in names or [file.name])
         by_split["validation" if validates else "train"].append(file)
     if not by_split["train"]:
         content = "only validation" if by_split["validation"] else f"no {' or '.join(_READERS)}"

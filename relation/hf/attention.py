@@ -66,7 +66,7 @@ def add_lambda(
     values = {}
     for name, module in new.items():
         is_saved = getattr(module.config, "has_lambda", False)
-        key = _key(f"{name}.lam", prefix)
+        key = _short_name(f"{name}.lam", prefix)
         if key not in stored and (saved is not None or (is_saved and init is None)):
             raise InputError(
                 f"there is no {name}.lam in {folder or 'any folder'}; give saved=, the folder of "
@@ -88,7 +88,7 @@ def add_lambda(
     return model
 
 
-def _key(name: str, prefix: str) -> str:
+def _short_name(name: str, prefix: str) -> str:
     """A lambda's name without the names of the models around it.
 
     The base model's names have no prefix, and transformers renames the parts of multimodal models
@@ -99,7 +99,7 @@ def _key(name: str, prefix: str) -> str:
 
 
 def _saved_lambdas(folder: Path, prefix: str) -> dict[str, float]:
-    """Read the `lam` values from a folder of `save_pretrained`, by `_key`.
+    """Read the `lam` values from a folder of `save_pretrained`, by `_short_name`.
 
     Raises InputError if two files, such as variants of the weights, have different values.
     """
@@ -110,7 +110,7 @@ def _saved_lambdas(folder: Path, prefix: str) -> dict[str, float]:
                 if not name.endswith(".lam"):
                     continue
                 value = file.get_tensor(name).item()
-                if values.setdefault(_key(name, prefix), value) != value:
+                if values.setdefault(_short_name(name, prefix), value) != value:
                     raise InputError(
                         f"files in {folder} have different values of {name}; give saved=, the file "
                         "or a folder of only the weights that the model has"

@@ -156,7 +156,7 @@ def test_texts_of_the_users_own_are_read_or_refused_before_the_first_job(copy: P
     text.write_text("\n\n".join(sample)[:400_000])
     # Other texts make other runs, even if old runs are in their place, and another report.
     refused = run_module(copy, "relation", "report", *TINY[1:], f"corpus={text}")
-    assert refused.returncode and "was collected with other choices" in refused.stdout
+    assert refused.returncode and "runs.parquet is of other choices" in refused.stdout
     assert planned_jobs(copy, *TINY, f"corpus={text}") == {"prepare": 1, **TRAINED}
     target = f"results/tiny/runs/{RUN}/run.parquet"
     snakemake(copy, *TINY, f"corpus={text}", "--", target)
