@@ -216,9 +216,9 @@ def title(variant: str) -> str:
     return VARIANTS[variant].title if variant in VARIANTS else variant
 
 
-def counted(count: int, noun: str) -> str:
+def counted(count: int | str, noun: str) -> str:
     """Format a count with its noun: 1 seed, 4 seeds."""
-    return f"{count} {noun}{'' if count == 1 else 's'}"
+    return f"{count} {noun}{'' if str(count) == '1' else 's'}"
 
 
 def rounded(count: float, digits: int = 3) -> str:

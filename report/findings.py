@@ -224,7 +224,7 @@ def main() -> None:
     tuned, books, trials = (records.load(records.PUBLISHED / name) for name in names)
     fair_spread(tuned)
     first_layer(tuned["probes"].query("variation.str.contains('^tuned|^rate-2')"))
-    curves(tuned["probes"].query("variation == 'long'"))
+    curves(tuned["probes"].query("variation == 'long' or scale == '100M28pc'"))
     cells(settings)
     counts()
     for name in ("books", "readings", "anchor", "conversion"):
