@@ -199,16 +199,18 @@ def _bench(campaign: Campaign, options: Namespace) -> Path:
     return out
 
 
-def _check(campaign: Campaign, options: Namespace) -> Path:
+def _check(campaign: Campaign, options: Namespace) -> str:
     from relation import check
 
     if campaign.check is None:
         raise InputError(f"campaign {campaign.name} has no checks; set `check: true`")
     _begin(options, campaign.check.hash, "check")
-    out = campaign.folder / "check"
+    out, made = campaign.folder / "check", {"operators": "checks", "gradients": "gradients"}
     check.operators(campaign.check, out / "operators.parquet")
     check.gradients(campaign.check, out / "gradients.parquet")
-    return out
+    rows = [records.read(out / f"{name}.parquet", kind) for name, kind in made.items()]
+    within = sum((each["error"] <= each["allowed"]).sum() for each in rows)
+    return f"{within} of {sum(map(len, rows))} errors are as small as allowed: {out}"
 
 
 def _collect(campaign: Campaign, options: Namespace) -> None:

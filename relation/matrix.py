@@ -253,11 +253,11 @@ def _path_or_streams(corpus: str) -> tuple[Path | None, list[dict] | None]:
     path = Path(corpus)
     if corpus and path.exists():
         return path, None
-    if hub := re.fullmatch(r"([\w.-]+/[\w.-]+)@([\w./-]+)", corpus):
+    if hub := re.fullmatch(r"([\w.-]+/[\w.-]+)@([0-9a-f]{40})", corpus):
         return None, [{"path": hub[1], "revision": hub[2]}]
     raise InputError(
         f"corpus {corpus} does not exist; give a text file, a folder or a data set of the "
-        "hub, OWNER/NAME@REVISION with the commit to read"
+        "hub, OWNER/NAME@REVISION with the 40 digits of the commit to read"
     )
 
 

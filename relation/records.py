@@ -347,6 +347,11 @@ def merge(
     return merged, {change: [*names[mask]] for change, mask in changes.items()}
 
 
+def _of_lowest_seed(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows of the lowest seed of each scale and variation."""
+    return rows[rows["seed"] == rows.groupby(["scale", "variation"])["seed"].transform("min")]
+
+
 def publish(campaign: str) -> list[str]:
     """Merge a campaign's collected rows into results/published/<campaign>/; list the changes.
 
@@ -359,10 +364,11 @@ def publish(campaign: str) -> list[str]:
             new = read(source / f"{kind}.parquet", kind)
             if new.empty:
                 continue
+            if kind == "maps":
+                new = _of_lowest_seed(new)
             rows, changes = merge(kind, _stored(target, kind), new)
             if kind == "maps":
-                first = rows.groupby(["scale", "variation"])["seed"].transform("min")
-                rows = rows[rows["seed"] == first]
+                rows = _of_lowest_seed(rows)
             merged[kind] = rows
             lines.append(f"{kind}: " + ", ".join(f"{len(jobs)} {w}" for w, jobs in changes.items()))
             lines += [f"  {job} stays: another specification" for job in changes["refused"]]

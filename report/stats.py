@@ -177,11 +177,9 @@ def median_ratio(over: Sequence[float], under: Sequence[float], together: bool =
 def bits_per_character(runs: pd.DataFrame) -> pd.Series:
     """Return the final NLL in bits per character of the validation split; NaN without a count.
 
-    The characters do not depend on the vocabulary, so one run's count serves its whole corpus.
     bits/character = nat/token x tokens/characters / ln 2.
     """
     characters = runs["validation_characters"].astype(float)
-    characters = characters.groupby(runs["corpus_fingerprint"], dropna=False).transform("max")
     return runs["final_nll"] * runs["validation_tokens"] / characters / math.log(2)
 
 

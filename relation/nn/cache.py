@@ -199,7 +199,7 @@ class DecodeState:
                 f"tokens have shape {tuple(tokens.shape)} and lengths are {list(lengths)[:8]}; "
                 f"give {batch} lengths from 1 to {width}"
             )
-        counts = torch.tensor(lengths, device=tokens.device)
+        counts = torch.as_tensor(lengths, dtype=torch.int64, device=tokens.device)
         for layer in self.layers:
             layer.begin(counts if len(set(lengths)) > 1 else None)
         return tokens[:, : max(lengths)], counts

@@ -270,7 +270,7 @@ def test_a_column_goes_with_the_scales_that_it_shows(tmp_path: Path) -> None:
         ({"variants": "linear", "scales": "10M-mini"}, "has no run left"),
         ({"vary": "scales=[30M]"}, "scales.0: there is no scale '30M'"),
         ({"campaign": None}, "the key 'campaign' is missing"),
-        ({"corpus": "owner/name"}, "OWNER/NAME@REVISION with the commit"),
+        ({"corpus": "owner/name@main"}, "OWNER/NAME@REVISION with the 40 digits"),
         ({"campaign": "fair", "scales": "30M", "vary": "learning_rate=1e-3"}, "run of rate-0.5, "),
         ({"vary": "learning_rate=1.2e-2"}, "makes no new run of base, the first chosen"),
     ],
@@ -342,6 +342,7 @@ def test_texts_given_are_known_by_their_content(tmp_path) -> None:
     assert first.hash != load().run(first.name).hash
     moved = text.rename(tmp_path / "moved.txt")
     assert load(corpus=str(moved)).run(first.name).hash == first.hash
-    hub = load(corpus="owner/name@1a2b").run(first.name)
+    revision = 10 * "1a2b"
+    hub = load(corpus=f"owner/name@{revision}").run(first.name)
     assert (hub.data.path, hub.data.title) == (None, "name")
-    assert hub.data.source == {"streams": [{"path": "owner/name", "revision": "1a2b"}]}
+    assert hub.data.source == {"streams": [{"path": "owner/name", "revision": revision}]}

@@ -98,3 +98,16 @@ def test_recall_is_the_share_of_all_queries_at_the_chosen_rate() -> None:
     recall = pd.DataFrame(rows, columns=["length", "queries", "right", "chosen"])
     shares = stats.recall_shares(recall.assign(mixer="mha", width=32, seed=1))
     assert shares.to_list() == [0.5, 0.1]
+
+
+def test_bits_per_character_count_the_characters_that_each_run_read() -> None:
+    """A split that is cut to a number of tokens has more characters at a larger vocabulary."""
+    runs = pd.DataFrame({
+        "final_nll": [math.log(2), math.log(2), 1.0],
+        "corpus_fingerprint": "text",
+        "validation_tokens": 100,
+        "validation_characters": [200, 400, None],
+    })  # fmt: skip
+    assert stats.bits_per_character(runs).tolist() == pytest.approx(
+        [0.5, 0.25, math.nan], nan_ok=True
+    )
