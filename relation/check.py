@@ -449,7 +449,7 @@ def gradients(check: Check, out: Path) -> None:
         print(line.format_map(row), file=sys.stderr)
     if wrong:
         raise RunError(
-            f"the gradient of {wrong[0]['variant']} {wrong[0]['parameter']} is wrong with PyTorch "
-            f"{torch.__version__}, {len(wrong)} errors above: do not train; use the pinned "
-            "versions, or set `compile: false` in the campaign's file"
+            f"the gradient of {wrong[0]['variant']} {wrong[0]['parameter']} is wrong, {len(wrong)} "
+            f"errors above: do not train; a backend of the campaign or PyTorch {torch.__version__} "
+            "computes it wrongly; try other backends, the pinned versions or `compile: false`"
         )

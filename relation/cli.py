@@ -257,6 +257,9 @@ def _plan(campaign: Campaign, options: Namespace) -> None:
         print(f"  text: {data.title}, {data.path or ', '.join(streams)}")
     for name in sorted(campaign.variations.keys() - {run.variation for run in campaign.planned}):
         print(f"  variation {name} makes no run: no scale is left, or no run is new")
+    shown = list(dict.fromkeys(column.variation for column in campaign.columns))
+    if {run.variation for run in campaign.runs} - set(shown):
+        print(f"  the report shows only {', '.join(shown)}; `columns` in its file chooses others")
     shipped = [run for run in campaign.runs if run.hash in campaign.shipped()]
     print(f"{len(campaign.runs)} runs are chosen; {len(shipped)} of them are shipped.")
 

@@ -369,9 +369,14 @@ def load(config: Path | Mapping = CONFIG, **overrides: Any) -> Campaign:
     # A base may name texts and variants that are not used; the campaign's own file must not.
     file, used = f"{campaign.name}.yaml", {data.corpus: data for data in campaign.data.values()}
     content = read(folder / file)
-    for variant in content.get("diagnosed", ()):
-        problem = f"config/{file}: diagnosed: no scale trains {variant}"
-        check_among(variant, campaign.trained, problem)
+    long = {run.variant: run for run in campaign.planned if "lengths" in campaign.measured(run)}
+    lengths = (content.get("length") or {}).get("variants", ())
+    for place, variants, measured in (
+        ("diagnosed: no scale", content.get("diagnosed", ()), campaign.trained),
+        ("length: none of its scales", lengths, long),
+    ):
+        for variant in variants:
+            check_among(variant, measured, f"config/{file}: {place} trains {variant}")
     for name, corpus in content.get("corpora", {}).items():
         if corpus is not None and name not in used:
             raise InputError(

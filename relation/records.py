@@ -2,7 +2,8 @@
 
 A job writes small files (`write`), `collect` joins those of a campaign, and `publish` merges the
 joined rows into results/published/<campaign>/. `load` reads a campaign's folder. columns.csv lists
-the columns of every kind; a line without a type includes a group of columns.
+the columns of every kind; a line without a type includes a group of columns. A type with a question
+mark is that of a newer column: older files lack it, and it is null in their rows.
 """
 
 import csv
@@ -73,6 +74,9 @@ _TYPES = {
 }
 
 
+NEWER: set[str] = set()  # columns that older files lack
+
+
 def _kinds() -> dict[str, pa.Schema]:
     groups: dict[str, list[pa.Field]] = {}
     with Path(__file__).with_name("columns.csv").open(encoding="utf-8", newline="") as file:
@@ -80,7 +84,10 @@ def _kinds() -> dict[str, pa.Schema]:
             columns = groups.setdefault(row["kind"], [])
             if row["type"]:
                 about = {"unit": row["unit"], "description": row["meaning"]}
-                columns.append(pa.field(row["column"], _TYPES[row["type"]], metadata=about))
+                arrow_type = _TYPES[row["type"].removesuffix("?")]
+                columns.append(pa.field(row["column"], arrow_type, metadata=about))
+                if row["type"].endswith("?"):
+                    NEWER.add(row["column"])
             else:
                 columns += groups[row["column"]]
     return {kind: pa.schema(groups[kind] + groups["origin"]) for kind in UNITS}
@@ -219,15 +226,19 @@ def write(
 def read(path: Path, kind: str, names: Sequence[str] | None = None) -> pd.DataFrame:
     """Read columns of a file (all by default), with the checksum of every page verified.
 
-    Raises InputError if the file is missing, damaged or lacks a column.
+    Columns of NEWER may be missing, and are then null. Raises InputError if the file is missing,
+    damaged or lacks another column.
     """
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
-            lacking = sorted(set(KINDS[kind].names) - set(file.schema_arrow.names))
+            stored = set(file.schema_arrow.names)
+            lacking = sorted(set(KINDS[kind].names) - stored - NEWER)
             if not lacking:
-                table = file.read(names or KINDS[kind].names)
-                columns = pa.schema(KINDS[kind].field(name) for name in table.column_names)
-                frame = table.cast(columns).to_pandas()
+                schema = pa.schema(KINDS[kind].field(n) for n in names or KINDS[kind].names)
+                table = file.read([name for name in schema.names if name in stored])
+                for field in (field for field in schema if field.name not in stored):
+                    table = table.append_column(field, pa.nulls(len(table), field.type))
+                frame = table.select(schema.names).cast(schema).to_pandas()
     except FileNotFoundError:
         raise InputError(f"{path} is missing; run snakemake to make it") from None
     except (pa.ArrowException, OSError, ValueError) as error:

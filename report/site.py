@@ -6,6 +6,7 @@ import json
 import math
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import pandas as pd
 
 from relation import plan, records
 from relation.config import CONFIG, Options
+from relation.jobs import Run
+from relation.variants import ModelConfig
 from report import claims, data, fair, figures, overview, render, study, table, tables
 from report.data import Records, Setting
 from report.evidence import VERDICTS, Evidence
@@ -179,12 +182,14 @@ def _pictures(settings: Sequence[Setting], drawn: Sequence[list[str]]) -> Iterat
 def assumptions(campaign: plan.Campaign) -> Iterator[dict[str, Any]]:
     """Yield every option of a run: its meaning, and Full Relation's values by setting and scale."""
     options = []  # by setting: the options of each scale
+    defaults = {f.name: f.default for kind in (Run, ModelConfig) for f in fields(kind)}
     for setting in campaign.columns:
         scales = campaign.scales_of(setting)
         by_scale = {scale: campaign.options(scale, setting.variation, "full") for scale in scales}
         titles = {each.corpus: each.title for each in campaign.data.values()}
         for each in by_scale.values():
             each["corpus"] = titles.get(each["corpus"], each["corpus"])
+            each |= {name: value for name, value in defaults.items() if name not in each}
         options.append(by_scale)
     for name, field in Options.model_fields.items():
         values = [{s: _option(o.get(name)) for s, o in by_scale.items()} for by_scale in options]

@@ -26,7 +26,7 @@ def check_processes(run: Run, count: int) -> None:
     if not 1 <= count <= run.accumulation:
         raise InputError(
             f"{run.name}: an update has {run.accumulation} micro-batches, which {count} processes "
-            f"cannot share; give 1 to {run.accumulation}"
+            f"cannot share; give at most {run.accumulation}, or lower `micro`"
         )
 
 

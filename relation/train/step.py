@@ -136,7 +136,8 @@ def build_optimizer(
     """
     decayed, undecayed = [], []
     for name, parameter in model.named_parameters():
-        decays = decay_embedding or name != "embedding.weight"
+        # A wrapper such as torch.compile's puts its own name first.
+        decays = decay_embedding or not name.endswith("embedding.weight")
         decays = decays if parameter.ndim > 1 else decay_vectors
         (decayed if decays else undecayed).append(parameter)
     groups = [(decayed, weight_decay), (undecayed, 0.0)]

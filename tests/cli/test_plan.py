@@ -80,10 +80,10 @@ def test_a_hash_holds_what_determines_the_result_and_nothing_else() -> None:
     ]  # fmt: skip
     # A new field is part of the hash without being listed anywhere.
     grown = make_dataclass(
-        "Grown", [("z_loss", float, 0.0)], bases=(Run,), frozen=True, kw_only=True
+        "Grown", [("invented", float, 0.0)], bases=(Run,), frozen=True, kw_only=True
     )
     values = {field.name: getattr(run, field.name) for field in fields(run)}
-    assert grown(**values).hash == run.hash != grown(**values, z_loss=1e-4).hash
+    assert grown(**values).hash == run.hash != grown(**values, invented=1e-4).hash
     assert len({replace(run, **other).hash for other in others} | {run.hash}) == len(others) + 1
     # Options of the diagnostics change only the hash of the diagnostics.
     assert replace(run, flow_length=8).hash == run.hash
@@ -312,6 +312,7 @@ def test_a_wrong_choice_is_refused_in_a_line(choices: dict, message: str) -> Non
         ("base: smoke\nlength: {scales: [30M-min]}", "no scale '30M-min'; did you mean '30M-mini'"),
         ("base: smoke\nsystems: {matched: {batches: {x: [8, 1]}}}", "batches.x: there is no scale"),
         ("base: tiny\ndiagnosed: [no-count]", "no scale trains no-count; choose among mha, full"),
+        ("base: smoke\nlength: {variants: [linear]}", "length: none of its scales trains linear"),
         ("base: smoke\ndiagnosed: [hybrid]", "diagnosed.0: 'hybrid' should be 'mha', 'full', "),
         ("base: smoke\nscales: {10M-mini: null, 30M-mini: null, 100M-mini: null}", "no run left"),
         ("base: smoke\nmicro: 4\nmicro: 4\n", "mine.yaml line 3 is not YAML: the key 'micro'"),

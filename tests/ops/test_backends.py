@@ -13,13 +13,18 @@ from torch import Tensor
 from relation import ops
 from relation.ops import backends
 
-DEFINITION = dict.fromkeys(("mha", "full", "calibrated"), "reference") | {"linear": "recurrent"}
-FAST = {"mha": "flash", "full": "tiled", "linear": "chunked", "calibrated": "tiled"}
-PLAIN = [*DEFINITION.items(), *FAST.items()]
+DEFINITION = {kind: next(iter(forms)) for kind, forms in ops.BACKENDS.items()}
+CPU = torch.device("cpu")
+PLAIN = [
+    (kind, name)
+    for kind, forms in ops.BACKENDS.items()
+    for name, backend in forms.items()
+    if backend.why_unavailable(CPU) is None
+]
 LAM = torch.tensor(0.5)
 
 # These round scores and flow to the inputs' dtype; the others round only their results.
-ROUND_INSIDE = ("reference", "flash")
+ROUND_INSIDE = ("reference", "materialised", "flash")
 
 
 def operator_of(kind: str, name: str, **options) -> Callable[..., Tensor]:

@@ -94,6 +94,18 @@ def test_a_damaged_file_is_named_in_one_line(tmp_path: Path) -> None:
     assert "gradient_norm" in refusal(lambda: records.read(path, "losses"))
 
 
+def test_a_newer_column_is_null_in_an_older_file(tmp_path: Path, monkeypatch) -> None:
+    path, old = write(tmp_path / "losses.parquet", "losses", 3), records.KINDS["losses"]
+    joules = pa.field("joules", pa.float64())
+    monkeypatch.setitem(records.KINDS, "losses", old.insert(2, joules))
+    assert "joules" in refusal(lambda: records.read(path, "losses"))
+    monkeypatch.setattr(records, "NEWER", {"joules"})
+    frame = records.read(path, "losses")
+    assert frame["joules"].isna().tolist() == [True] * 3
+    assert frame.columns.tolist() == records.KINDS["losses"].names
+    assert records.read(path, "losses", ["joules", "loss"])["loss"].notna().all()
+
+
 def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
     """A limit on file size stands in for a full disk; the system reports a similar error."""
     path = write(tmp_path / "losses.parquet", "losses", 3)

@@ -240,6 +240,7 @@ def test_the_loss_of_one_run_with_one_key_changed_stands_beside_the_campaigns() 
 def test_options_of_a_scale_are_compared_with_those_of_a_part_of_its_tokens() -> None:
     books = plan.load({"campaign": "books"})
     rows = {row["name"]: row for row in site.assumptions(books)}
+    assert rows["divergence"]["values"][0]["10M"] == "fail"  # the default
     assert rows["budget_tokens"]["differs"] and not rows["tokens_per_update"]["differs"]
 
 

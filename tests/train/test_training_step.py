@@ -93,6 +93,10 @@ def test_matrices_decay_and_nothing_else(variant: str, decay_embedding: bool) ->
     for name, parameter in model.named_parameters():
         decays = parameter.ndim >= 2 and (decay_embedding or name != "embedding.weight")
         assert decay[id(parameter)] == (0.1 if decays else 0.0), name
+    wrapped = build_optimizer(
+        torch.nn.Sequential(model), 1e-3, **ADAMW | {"decay_embedding": False}
+    )
+    assert model.embedding.weight not in set(wrapped.param_groups[0]["params"])
     everything = build_optimizer(model, 1e-3, **ADAMW, decay_vectors=True)
     assert {g["weight_decay"] for g in everything.param_groups} == {0.1}
 
