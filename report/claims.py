@@ -501,7 +501,7 @@ def _checked(case: Case, check: str) -> pd.DataFrame:
 def _unchecked(records: Records) -> Evidence:
     """Return evidence that says why a check is missing."""
     why = joined(*records.planned[records.planned["kind"] == "checks"]["reason"])
-    why = why or "`python -m relation check` did not run this check in this campaign"
+    why = why or "no check is part of this setting"
     return Evidence("all", "error", note=why, essential=True)
 
 

@@ -2,6 +2,7 @@
 
 import re
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -25,6 +26,7 @@ OPERATORS |= {"linear": "Linear Relation"}
 KIND_NAMES = {"runs": "run", "flow": "diagnosed checkpoint", "models": "model", "checks": "check"}
 KIND_NAMES |= {"gradients": "check", "lengths": "long text", "recall": "recall task"}
 OUTSIDE = "is not part of this setting"
+DIVERGED = "a run of it diverged"
 UNMEASURED = "its checkpoint is not shipped; published=false trains it here"
 
 
@@ -62,6 +64,12 @@ class Records:
     window: float
 
     @cached_property
+    def seeds(self) -> list[int]:
+        """The seeds of the matrix: planned ones, and those of records."""
+        rows = pd.concat([self.planned[self.planned["kind"] == "runs"], self.runs])
+        return sorted(map(int, rows["seed"][~rows["further"].astype(bool)].unique()))
+
+    @cached_property
     def miniature(self) -> bool:
         """Whether the models are miniatures, whose values are not compared with the paper's."""
         return bool(self.models["own_scale"].astype(str).str.endswith("-mini").any())
@@ -70,6 +78,12 @@ class Records:
 def paper_scale(scale: str) -> str:
     """Return the paper's scale that starts a name, such as 100M of 100M28pc; else the name."""
     return next((theirs for theirs in SCALES if str(scale).startswith(theirs)), scale)
+
+
+def _names(scales: Sequence[str]) -> dict[str, str]:
+    """Map each scale of a setting to its `paper_scale`, or to itself if two would be one."""
+    names = Counter(map(paper_scale, scales))
+    return {s: s if names[paper_scale(s)] > 1 else paper_scale(s) for s in scales}
 
 
 def scale_order(scale: str) -> int:
@@ -104,9 +118,11 @@ def load(
     scales = _scales(setting, campaign)
     shared, further = [], []  # keys of runs that an earlier variation made; runs beyond the matrix
     for (scale, variation, variant, seed), run in campaign.addresses.items():
-        if variation == setting.variation and run.variation != variation:
+        if variation != setting.variation:
+            continue
+        if run.variation != variation:
             shared.append(tuple(records.key(run).values()))
-        if variation == setting.variation and run.further:
+        if campaign.matrix.seeds(scale, variation, variant)[seed]:
             further.append((scale, variant, seed))
     stored = _stored(folder)
     frames = {kind: _frame(setting, kind, stored[kind], folder, scales, shared) for kind in FRAMES}
@@ -155,7 +171,7 @@ def _frame(
 def _at(scales: Sequence[str], rows: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of some scales, sorted by the paper's scale that they stand for."""
     rows = rows[rows["scale"].fillna("").isin(scales)]
-    rows = rows.assign(own_scale=rows["scale"], scale=rows["scale"].map(paper_scale))
+    rows = rows.assign(own_scale=rows["scale"], scale=rows["scale"].map(_names(scales)))
     return rows.sort_values("scale", key=lambda each: each.map(scale_order), kind="stable")
 
 
@@ -188,20 +204,26 @@ def _planned(
 ) -> pd.DataFrame:  # fmt: skip
     """Return one row per planned record of this setting, with the reason if it is missing."""
     hashes, rows = {kind: set(frame["hash"]) for kind, frame in frames.items()}, []
+    diverged = set(frames["runs"]["hash"][frames["runs"]["final_nll"].isna()])
+    names, shipped = _names(scales), campaign.shipped()
 
     def add(kind, hash, scale="", variant="", seed=-1, further=False, why="") -> None:
-        status, reason = ("ok", "") if hash in hashes[kind] else ("not run", why)
-        rows.append((kind, paper_scale(scale), variant, seed, further, scale, status, reason))
+        status, reason = "not run", why
+        if hash in hashes[kind]:
+            status, reason = "ok", DIVERGED if hash in diverged else ""
+        name = names.get(scale, scale)
+        rows.append((kind, name, variant, seed, further, scale, status, reason))
 
     chosen = {run.name for run in campaign.runs}
     for (scale, variation, variant, seed), run in campaign.addresses.items():
         if variation == setting.variation and scale in scales and run.name in chosen:
-            add("runs", run.hash, scale, variant, seed, run.further)
-            why = UNMEASURED if run.hash in hashes["runs"] else ""
+            further = campaign.matrix.seeds(scale, variation, variant)[seed]
+            add("runs", run.hash, scale, variant, seed, further)
+            why = UNMEASURED if run.hash in hashes["runs"] and run.hash in shipped else ""
             for kind, hash in campaign.measured(run).items():
-                add(kind, hash, scale, variant, seed, run.further, why)
+                add(kind, hash, scale, variant, seed, further, why)
     for bench in campaign.benchmarks:
-        if bench.scale in scales:
+        if bench.scale in scales and bench.variation == setting.variation:
             add(bench.kind, bench.hash, bench.scale, bench.benchmark)
     if "" in scales:
         for recall in campaign.recall:
@@ -238,12 +260,17 @@ def gap(
     if not of_scale:
         return "not run", f"{scale} {OUTSIDE}"
     rows = [row for row in of_scale if row.kind == kind and not row.further]
-    rows = [row for row in rows if row.variant in variants and seed in (None, row.seed)]
+    of_variants = [row for row in rows if row.variant in variants]
+    rows = [row for row in of_variants if seed in (None, row.seed)]
     absent = [variant for variant in variants if variant not in {row.variant for row in rows}]
     if absent:
         what = f"{scale or ''} {' and '.join(map(title, absent))}".strip()
+        has_others = {row.variant for row in of_variants}.issuperset(absent)
+        what += f" with seed {seed}" if has_others else ""
         return "not run", f"no {noun} of {what} is part of this setting"
     lacking = [row for row in rows if row.status != "ok"]
+    if DIVERGED in {row.reason for row in rows}:
+        return "diverged", DIVERGED
     if not lacking:
         return "no counterpart", f"the records of its {counted(len(rows), noun)} do not hold it"
     what = f"no {noun} is recorded"

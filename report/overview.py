@@ -1,5 +1,6 @@
 """Contents of the first page: whether Relation is better, its cost, and the verdicts on claims."""
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -46,13 +47,12 @@ def differences(runs: pd.DataFrame) -> Iterator[dict[str, Any]]:
 
 
 def difference_rows(
-    settings: Sequence[Setting], runs: Sequence[pd.DataFrame], cells: pd.DataFrame, miniature: bool
+    settings: Sequence[Setting], runs: Sequence[pd.DataFrame], cells: pd.DataFrame
 ) -> list[dict[str, Any]]:
     """Return the rows of `differences` of every setting, sorted by scale, ready for the template.
 
     Further keys: setting (its index), title (the setting's), label (the scale's), places (on one
-    axis for all rows), and context (a cell or None for each of CONTEXT_CELLS). miniature: a label
-    is the run's scale, such as 10M-mini.
+    axis for all rows), and context (a cell or None for each of CONTEXT_CELLS).
     """
     rows = [row | {"setting": k} for k, each in enumerate(runs) for row in differences(each)]
     rows.sort(key=lambda row: data.scale_order(row["scale"]))
@@ -60,7 +60,8 @@ def difference_rows(
     by_key = main.to_dict("index")
     for row in rows:
         setting = settings[row["setting"]]
-        row |= {"title": str(setting), "label": row["own_scale" if miniature else "scale"]}
+        is_mini = row["own_scale"].endswith("-mini")
+        row |= {"title": str(setting), "label": row["own_scale" if is_mini else "scale"]}
         keys = ((setting.name, table, row["scale"], column) for table, column in CONTEXT_CELLS)
         row["context"] = list(map(by_key.get, keys))
     drawn = [(row["paper"], row["final_nll"]) for row in rows]
@@ -72,16 +73,20 @@ def difference_rows(
 def losses(runs_of_settings: Sequence[pd.DataFrame]) -> list[dict[str, Any]]:
     """Return final NLL by scale and variant, also for a single run with one key changed.
 
-    A row has scale, variant and `cells`. These hold two Estimates per setting: the mean over its
-    seeds, and the mean difference from the first setting over common seeds. n = 0: no value.
+    A row has scale, variant and `cells`. These hold per setting two Estimates, the mean over its
+    seeds and the mean difference from the first setting over common seeds (n = 0: no value), and
+    how many of its runs diverged.
     """
     key = ["own_scale", "variant", "seed"]
-    nll = [runs.set_index(key)["final_nll"] for runs in runs_of_settings]
+    nll = [runs.set_index(key)["final_nll"].fillna(math.inf) for runs in runs_of_settings]
     wide = pd.concat(nll, axis=1, keys=range(len(nll))).dropna(how="all")
     rows = []
     for (scale, variant), by_seed in wide.groupby(level=key[:2], sort=False):
-        pairs = by_seed.sub(by_seed[0], axis=0)  # minus the first setting's
-        cells = [(stats.mean(by_seed[k].dropna()), stats.mean(pairs[k].dropna())) for k in by_seed]
+        diverged = by_seed == math.inf
+        finite = by_seed.mask(diverged)
+        less = finite.sub(finite[0], axis=0)  # minus the first setting's
+        means = [[stats.mean(each[k].dropna()) for k in each] for each in (finite, less)]
+        cells = list(zip(*means, diverged.sum(), strict=True))
         rows.append({"scale": scale, "variant": data.title(variant), "cells": cells})
     order = {data.title(name): place for place, name in enumerate(VARIANTS)}
     rows.sort(key=lambda row: order.get(row["variant"], len(order)))
@@ -91,10 +96,13 @@ def losses(runs_of_settings: Sequence[pd.DataFrame]) -> list[dict[str, Any]]:
 def cost(cells: pd.DataFrame) -> dict[str, dict[str, str]]:
     """Return the cost of a training step with FlashRelation, compared with attention.
 
-    The keys are quantity and scale. A value, with its interval if the table has one, comes from the
-    first setting that has it. A quantity without a value at any scale is left out.
+    The keys are quantity and scale. Values, with their intervals if the table has them, come from
+    the first setting that has most at a scale. A quantity without a value anywhere is left out.
     """
     cells = cells[(cells["status"] == "ok") & cells["row"].isin(SCALES)]
+    counts = cells[cells["column"].isin(COST)].groupby(["row", "setting"], sort=False).size()
+    most = list(counts.groupby("row").idxmax())
+    cells = cells[pd.MultiIndex.from_frame(cells[["row", "setting"]]).isin(most)]
     cells = cells.drop_duplicates(["table", "column", "row"])
     cells = cells.assign(scale=cells["scale"].fillna(cells["row"]))
     others = cells.loc[cells["column"] == "peers.name", "text"].unique()

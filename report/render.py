@@ -182,7 +182,9 @@ def _note_settings(out: Printed, cells: pd.DataFrame, settings: Sequence[Setting
             if texts := conditions.set_index("column")["text"].to_dict():
                 out.conditions.append((setting, texts))
         elif len(setting_cells):
-            reasons = setting_cells[setting_cells["status"] != "no counterpart"]["reason"].mode()
+            reasons = setting_cells[setting_cells["status"] != "no counterpart"]["reason"]
+            of_others = reasons.str.endswith(OUTSIDE)
+            reasons = (reasons if of_others.all() else reasons[~of_others]).mode()
             out.absent.append((setting, next(iter(reasons), "")))
 
 

@@ -58,7 +58,8 @@ def build(campaign: plan.Campaign, out: Path, published: bool) -> None:
     printed = render.write(tables.EVERY, cells, settings, out, verdicts)
     by_claim = [_claim(each) for each in verdicts]
     runs = [each.runs for each in stored]
-    differences = overview.difference_rows(settings, runs, cells, miniature)
+    steps = cells[cells["table"] == "efficient-relation"]
+    differences = overview.difference_rows(settings, runs, cells)
     pages = {
         "claims.html": {"claims": by_claim},
         "tables.html": {"tables": printed},
@@ -73,7 +74,7 @@ def build(campaign: plan.Campaign, out: Path, published: bool) -> None:
             "differences": differences,
             "tuned": next((each.summary for each in sections if each.summary), ()),
             "cost": overview.cost(cells),
-            "device": next(iter(cells.loc[cells["column"] == "device", "text"]), ""),
+            "device": next(iter(steps.loc[steps["column"] == "device", "text"]), ""),
             "tally": [overview.tally(each) for each in judged],
             "claims": by_claim,
             "miniature": miniature,
@@ -241,6 +242,7 @@ def system_records(stored: Records, cells: pd.DataFrame) -> Iterator[dict[str, A
             first = group.iloc[0].fillna("").to_dict()
             file, _, anchor = source.partition("#")
             row = {"setting": str(stored.setting), "file": file, "anchor": anchor}
-            row |= {"kind": first.get("benchmark", kind), "scale": first.get("own_scale", "")}
+            scales = dict.fromkeys(group["own_scale"].dropna()) if "own_scale" in group else ()
+            row |= {"kind": first.get("benchmark", kind), "scale": ", ".join(filter(None, scales))}
             row |= {name: first[name] for name in ("device", "commit", "created")}
             yield row | {"tables": tables_of.get(source, ())}

@@ -101,14 +101,10 @@ def answer_section(runs: pd.DataFrame, settings: Sequence[data.Records], folder:
         for row in overview.differences(stored.runs):
             label = f"{row['scale']}: {stored.setting}, {counted(row['final_nll'].n, 'pair')}"
             bars.append(Bar(label, row["final_nll"], printed=row["paper"]))
-    for scale, variation, words in (
-        ("10M", fair.TUNED, "10M: Tuned"),
-        ("10M", "long", "10M: Tuned, 600M tokens"),
-        ("30M", fair.TUNED, "30M: Tuned"),
-        ("100M28pc", fair.TUNED, "100M: Tuned at 30M, 28% of the tokens"),
-    ):
+    for scale, variation, setting in (("10M", fair.TUNED, "10M"), *ELSEWHERE):
         if pair := fair.compare_arms(fair.runs_of(runs, scale, variation), "full", "mha"):
-            bars.append(Bar(f"{words}, {counted(pair.seeds, 'seed')}", pair.welch))
+            label = f"{setting}: fair comparison, {counted(pair.seeds, 'seed')}"
+            bars.append(Bar(label, pair.welch))
     bars.sort(key=lambda bar: data.scale_order(bar.name))
     label = "final validation NLL, Relation − MHA (nat/token)"
     save(forest(bars, label), folder / "answer.svg")
@@ -118,19 +114,16 @@ def answer_section(runs: pd.DataFrame, settings: Sequence[data.Records], folder:
 def fair_summary(compared: pd.DataFrame, runs: pd.DataFrame) -> list[str]:
     """State each primary comparison with its verdict, and those for which no test was planned."""
     parts = []
-    further = {
-        "on 600M tokens": ("10M", "long"),
-        "at 30M": ("30M", "tuned-30M"),
-        "at 100M on 28% of its tokens": ("100M28pc", "tuned-100M28pc"),
-    }
     for row in compared.query("family == 'primary'").itertuples():
         of = row.comparison
         text = f"{minus(row.over, row.under)}, on 150M tokens: {fair.verdict(row)}. "
         text += f"{of.welch:+.4f} nat/token, {of.seeds} seeds."
         others = [
-            f"{where} {pair.welch:+.4f}, {counted(pair.seeds, 'seed')}"
-            for where, variation in further.items()
-            if (pair := fair.compare_arms(fair.runs_of(runs, *variation), row.over, row.under))
+            f"{setting}: {pair.welch:+.4f}, {counted(pair.seeds, 'seed')}"
+            for scale, variation, setting in ELSEWHERE
+            if (
+                pair := fair.compare_arms(fair.runs_of(runs, scale, variation), row.over, row.under)
+            )
         ]
         if others:
             text += f" No test planned: {'; '.join(others)}."

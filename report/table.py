@@ -20,6 +20,7 @@ from typing import Any
 import pandas as pd
 
 from relation.errors import InputError
+from relation.jobs import UNTRAINED
 from relation.variants import PAIRED, VARIANTS
 from report import paper, stats
 from report.data import Records, gap
@@ -143,24 +144,19 @@ def cell(
     return made | fields
 
 
-def means(
-    values: pd.DataFrame, statistic: str = "value", seeds: Sequence[int] = (), none="diverged"
-) -> Cells:
+def means(values: pd.DataFrame, statistic: str = "value", none: str = "diverged") -> Cells:
     """Yield means over seeds with 95% t intervals; for the statistic `mean` also a cell `sd`.
 
     values: one row per seed with row, column, seed, value and source (one source per line). none:
-    the meaning of a NaN. seeds: the expected seeds; the cell's reason names the missing ones.
+    the meaning of a NaN. recorded: the seeds, for `_name_missing`.
     """
     for (row, column), group in values.groupby(["row", "column"], sort=False):
         recorded = dict(zip(group["seed"].astype(int), group["value"].astype(float), strict=True))
         by_seed = {seed: value for seed, value in recorded.items() if not math.isnan(value)}
         mean = stats.mean(list(by_seed.values()))
-        lacking = {
-            f"{none}: seeds": [seed for seed in recorded if seed not in by_seed],
-            "seeds without a value:": [seed for seed in seeds if seed not in recorded],
-        }
-        reasons = (f"{why} {', '.join(map(str, of))}" for why, of in lacking.items() if of)
-        status = {"status": "ok" if by_seed else none, "reason": "; ".join(reasons)}
+        lacking = ", ".join(str(seed) for seed in recorded if seed not in by_seed)
+        reason = f"{none}: seeds {lacking}" if lacking else ""
+        status = {"status": "ok" if by_seed else none, "reason": reason, "recorded": set(recorded)}
         yield cell(row, column, mean, group, statistic=statistic, by_seed=by_seed, **status)
         if mean.n == 1:
             why = "one seed has a value; a standard deviation takes two"
@@ -185,12 +181,10 @@ def versus(
     return pairs[["row", "seed"]].assign(column=column, value=value, source=source)
 
 
-def ratios(
-    values: pd.DataFrame, over: str, under: str, column: str, seeds: Sequence[int] = ()
-) -> Cells:
+def ratios(values: pd.DataFrame, over: str, under: str, column: str) -> Cells:
     """Yield ratios of two columns' means over common seeds, with intervals of the seeds' ratios."""
     by_seed = versus(values, over, under, column, operator.truediv)
-    for mean in means(by_seed, seeds=seeds):
+    for mean in means(by_seed):
         common = values[(values["row"] == mean["row"]) & values["seed"].isin(mean["by_seed"])]
         top, bottom = (common[common["column"] == name]["value"].mean() for name in (over, under))
         # Move the interval to the ratio of the means; keep its width.
@@ -216,6 +210,7 @@ def table_cells(table: Table, records: Records) -> pd.DataFrame:
         path = f"report/tables/{table.label}.csv"
         problem = f"has no column {min(unknown)!r}, which the table computes or the paper prints"
         raise InputError(f"{path} {problem}; correct one of them")
+    _name_missing(table, records, computed)
     computed += _gaps(table, records, computed)
     ours = [name for name in COLUMNS if name in KEY or name not in printed]
     cells = pd.DataFrame(computed, columns=ours).astype(dict.fromkeys(NUMBERS, float))
@@ -267,6 +262,16 @@ def _agrees(table: Table, cells: pd.DataFrame) -> pd.Series:
     return pd.Series(agrees, cells.index, dtype=object)
 
 
+def _name_missing(table: Table, records: Records, computed: Cells) -> None:
+    """Add to the reasons of means over the matrix the seeds of which they have no record."""
+    for each in (each for each in computed if "recorded" in each):
+        lacking = [seed for seed in records.seeds if seed not in each["recorded"]]
+        of_matrix = each["recorded"] <= {*records.seeds}
+        if lacking and of_matrix and seed_of(table, each["row"], each["column"]) is None:
+            why = f"seeds without a value: {', '.join(map(str, lacking))}"
+            each["reason"] = "; ".join(filter(None, [each["reason"], why]))
+
+
 def _gaps(table: Table, records: Records, computed: Cells) -> Cells:
     """Yield a cell with a reason for each of the table's rows and columns without a value."""
     present = {(each["row"], each["column"]) for each in computed}
@@ -279,7 +284,8 @@ def _gaps(table: Table, records: Records, computed: Cells) -> Cells:
             first, last = row.partition("/")[0], column.column.rpartition(".")[2]
             scale = first if first in SCALES else table.scale
             variants = column.of or [name for name in (row, last) if name in VARIANTS] or PAIRED
-            status, reason = gap(records, table.frames[0], scale, variants, seed_of(table, *key))
+            kind = next((name for name in variants if name in UNTRAINED), table.frames[0])
+            status, reason = gap(records, kind, scale, variants, seed_of(table, *key))
             for statistic in asked.get(key, ["value"]):
                 yield cell(*key, statistic=statistic, status=status, reason=reason)
 

@@ -31,13 +31,14 @@ def _passes(axes: Axes, runs: pd.DataFrame) -> None:
 
 def _logged(records: Records) -> pd.DataFrame:
     """Return the pairs of each scale's first seeds that have logged losses for both runs."""
-    runs = paired(records.runs.merge(records.losses[KEY_IN_SETTING].drop_duplicates()), "seed")
+    runs = records.runs.dropna(subset="final_nll")
+    runs = paired(runs.merge(records.losses[KEY_IN_SETTING].drop_duplicates()), "seed")
     return runs[runs.groupby("scale")["seed"].rank("dense") <= FIRST_SEEDS]
 
 
 @drawing("loss-curves", "Training loss", _logged)
 def loss_curves(runs: pd.DataFrame, records: Records) -> Figure:
-    """Training loss of each pair, as a trailing mean over a share of the budget (see Table 2). The
+    """Training loss of the first three pairs, as a trailing mean (see Table 2). The
     y axis spans the values after the first quarter. Dashed: MHA’s final smoothed loss. Circle and
     percentage: where Relation first reaches it. Dotted: the end of a pass over the corpus."""
     logs = dict(list(records.losses.groupby(["scale", "seed", "variant"])))

@@ -39,9 +39,9 @@ def efficiency(runs: pd.DataFrame, losses: pd.DataFrame, window: float) -> pd.Da
     window: fraction of the budget over which losses are smoothed. Columns: scale, seed, target
     (nat/token), crossing (tokens), reduction (share of the budget spared; both NaN if it never
     reaches the target), own_reduction (the same for the MHA run itself), end_gap (Relation's last
-    smoothed loss − target) and source.
+    smoothed loss − target) and source. A pair of which a run diverged has no row.
     """
-    curves, rows = {}, []
+    curves, rows, runs = {}, [], runs.dropna(subset="final_nll")
     budgets = runs.set_index(KEY_IN_SETTING)["budget_tokens"].to_dict()
     for key, log in losses.groupby(KEY_IN_SETTING):
         if key in budgets:
@@ -67,9 +67,9 @@ def data(model: Model) -> str:
 
 def pair_means(values: pd.DataFrame) -> Cells:
     """Yield means of rows of `pairs`: for models with the deviation, for differences without."""
-    delta, seeds = values["column"].str.endswith("delta"), sorted(values["seed"].unique())
-    yield from means(values[~delta], "mean", seeds)
-    yield from means(values[delta], seeds=seeds)
+    delta = values["column"].str.endswith("delta")
+    yield from means(values[~delta], "mean")
+    yield from means(values[delta])
 
 
 def epochs(runs: pd.DataFrame, row: str | pd.Series) -> Cells:
@@ -92,14 +92,13 @@ def main_results(
     yield from model_cells(models, wordings)
     matrix = runs[runs["variant"].isin(PAIRED) & ~runs["further"]]
     values = pairs(matrix)
-    seeds = sorted(values["seed"].unique())
     names = {name: f"{name}_nll" for name in PAIRED}
     yield from pair_means(values.replace({"column": names}))
     rows = efficiency(matrix, losses, window)
     spared = rows.rename(columns={"scale": "row", "reduction": "value"})
     spared = spared[spared.groupby("row")["value"].transform("count") > 0]
     none = "never reached (not in the mean)"
-    yield from means(spared.assign(column="token_reduction"), "mean", seeds, none)
+    yield from means(spared.assign(column="token_reduction"), "mean", none)
     for scale, scale_rows in rows.groupby("scale", sort=False):
         if scale_rows["reduction"].isna().all():
             reason = f"no seed of {len(scale_rows)} reached its MHA run's final smoothed loss"
@@ -110,7 +109,7 @@ def main_results(
     yield from epochs(matrix, matrix["scale"])
     bits = stats.bits_per_character(matrix)
     bits = nll(matrix, column="bits." + matrix["variant"], value=bits)
-    yield from means(bits.dropna(), seeds=seeds)
+    yield from means(bits.dropna())
 
 
 @table("11", "app-nll", "Final validation NLL by seed")

@@ -39,8 +39,7 @@ def over_layers(layers: pd.DataFrame, metrics: Mapping[str, str]) -> pd.DataFram
 
 def scale_means(flow: pd.DataFrame, metrics: Mapping[str, str]) -> Cells:
     """Yield means of metrics over all layers, one row per scale."""
-    seeds = sorted(flow["seed"].unique())
-    yield from means(over_layers(by_layer(flow), metrics), seeds=seeds)
+    yield from means(over_layers(by_layer(flow), metrics))
     yield from lengths(flow)
 
 
@@ -59,16 +58,16 @@ def internal_organization(flow: pd.DataFrame) -> Cells:
     """Diagonal flow (MHA) or Self flow (Relation) and effective rank by depth, and historical flow
     beyond a distance of d tokens, the same fraction of T in shorter sequences. Means over seeds."""
     yield from scale_means(flow, ROUTING)
-    layers, seeds = by_layer(flow), sorted(flow["seed"].unique())
+    layers = by_layer(flow)
     metrics = {"l0_self": "self_flow", "l0_effrank": "effective_rank"}
     first = over_layers(layers.query("layer == 0"), metrics)
-    yield from means(first, seeds=seeds)
-    yield from ratios(first, "l0_effrank.full", "l0_effrank.mha", "l0_effrank.ratio", seeds)
+    yield from means(first)
+    yield from ratios(first, "l0_effrank.full", "l0_effrank.mha", "l0_effrank.ratio")
     second = over_layers(layers.query("layer == 1"), {"l1_self": "self_flow"})
-    yield from means(second, seeds=seeds)
+    yield from means(second)
     metrics = {"l2_self": "self_flow", "l2_exchange": "exchange_flow"}
     later = over_layers(layers.query("layer >= 2 and variant == 'full'"), metrics)
-    yield from means(later, seeds=seeds)
+    yield from means(later)
 
 
 @table("7", "app-structural-layerwise", "Flow organization by layer")
@@ -78,9 +77,8 @@ def layerwise(flow: pd.DataFrame) -> Cells:
     layers = by_layer(flow)
     layers["scale"] = layers["scale"] + "/L" + layers["layer"].astype(int).astype(str)
     values = over_layers(layers, {"self": "self_flow", "effrank": "effective_rank"})
-    seeds = sorted(flow["seed"].unique())
-    yield from means(values, seeds=seeds)
-    yield from ratios(values, "effrank.full", "effrank.mha", "effrank.ratio", seeds)
+    yield from means(values)
+    yield from ratios(values, "effrank.full", "effrank.mha", "effrank.ratio")
     yield from lengths(flow)
 
 

@@ -1,6 +1,7 @@
 """The site of shipped records: pages, links, commands, and what a link opens."""
 
 import html
+import math
 import re
 import shlex
 import shutil
@@ -40,8 +41,8 @@ def report_of(campaign: str, out: Path) -> Path:
 
 
 @cache
-def load(campaign: str, variation: str) -> data.Records:
-    return data.load(Setting(campaign, variation))
+def load(campaign: str, variation: str, scales: tuple | None = None) -> data.Records:
+    return data.load(Setting(campaign, variation, scales))
 
 
 def attributes(page: Path, *names: str, tag: str = r"\w+") -> list[str]:
@@ -212,7 +213,7 @@ def test_the_first_page_compares_pairs_that_chose_nothing_and_any_scale(built: P
     mine = runs[runs["scale"] == "30M"].assign(scale="1B", own_scale="1B")
     settings = [Setting("books", "nearest"), Setting("mine")]
     cells = pd.read_parquet(built / "cells.parquet")
-    rows = overview.difference_rows(settings, [runs, mine], cells, miniature=False)
+    rows = overview.difference_rows(settings, [runs, mine], cells)
     shown = [(row["label"], row["final_nll"].n, round(row["final_nll"].value, 4)) for row in rows]
     assert shown[:2] == [("10M", 28, -0.0363), ("30M", 3, 0.0065)]
     assert shown[-1] == ("1B", 3, 0.0065) and rows[-1]["paper"] is None
@@ -231,10 +232,24 @@ def test_the_loss_of_one_run_with_one_key_changed_stands_beside_the_campaigns() 
     full = runs.query("variant == 'full' and own_scale == '10M-mini'")
     mine = full.query("seed == 143").assign(final_nll=4.5)
     rows = {row["variant"]: row["cells"] for row in overview.losses([runs, mine])}
-    (theirs, _), (nll, less) = rows["Full Relation"]
+    (theirs, _, _), (nll, less, diverged) = rows["Full Relation"]
     assert (theirs.n, nll.n, nll.value) == (len(full), 1, 4.5)
     assert less.value == pytest.approx(4.5 - full.query("seed == 143")["final_nll"].item())
-    assert rows["MHA"][1][0].n == 0  # not run
+    assert rows["MHA"][1][0].n == 0 == diverged  # not run
+    rows = overview.losses([mine.assign(final_nll=math.nan)])
+    assert (rows[0]["cells"][0][0].n, rows[0]["cells"][0][2]) == (0, 1)
+
+
+def test_the_cost_at_a_scale_is_of_one_setting(built: Path) -> None:
+    cells = pd.read_parquet(built / "cells.parquet").query("setting == 'books/nearest'")
+    partial = cells[cells["column"] != "allocated.mha"].assign(setting="partial")
+    doubled = cells.assign(value=2 * cells["value"])
+    assert overview.cost(pd.concat([partial, doubled])) == overview.cost(doubled)
+
+
+def test_two_scales_that_stand_for_one_of_the_paper_keep_their_names() -> None:
+    runs = load("books", "nearest", ("100M", "100M28pc")).runs
+    assert set(runs["scale"]) == {"100M", "100M28pc"}
 
 
 def test_options_of_a_scale_are_compared_with_those_of_a_part_of_its_tokens() -> None:

@@ -96,7 +96,8 @@ def test_the_papers_layers_give_its_table_of_internal_organization() -> None:
     assert ratio["value"] == pytest.approx(ratio["paper_value"], abs=0.01)
     assert layers.loc[("10M", "flow_length", "value"), "value"] == 1024
     one_seed = [row for row in flow if row["scale"] != "100M" or row["seed"] == SEEDS[0]]
-    cells = cells_of("relation_internal", records(flow=one_seed))
+    runs = [run("100M", "full", seed, 3.0) for seed in SEEDS]
+    cells = cells_of("relation_internal", records(flow=one_seed, runs=runs))
     for column in ("full", "ratio"):
         one = cells.loc[("100M", f"l0_effrank.{column}", "value")]
         assert (one["n"], one["reason"]) == (1, "seeds without a value: 43, 44")
@@ -225,9 +226,9 @@ def test_token_efficiency_of_a_pair_by_hand() -> None:
     made = records(runs=runs, losses=losses)
     cells = cells_of("app-token-efficiency", made)
     actual = cells.loc["10M/42"].xs("value", level="statistic")["value"]
-    wanted = {"target": 1.0, "crossing": 900e-6, "reduction": 10.0}  # the crossing in M tokens
-    wanted |= {"own_reduction": 0.0, "end_gap": -1.0}
-    assert actual[list(wanted)].to_dict() == pytest.approx(wanted)
+    numbers = {"target": 1.0, "crossing": 900e-6, "reduction": 10.0}  # the crossing in M tokens
+    numbers |= {"own_reduction": 0.0, "end_gap": -1.0}
+    assert actual[list(numbers)].to_dict() == pytest.approx(numbers)
     never = cells.loc[("10M/43", "crossing", "value")]
     assert (never["status"], never["n"]) == ("not reached", 0)
     mean = cells_of("main-results", made).loc[("10M", "token_reduction", "mean")]
@@ -236,6 +237,13 @@ def test_token_efficiency_of_a_pair_by_hand() -> None:
     only = records(runs=[r for r in runs if r["seed"] == 43], losses=losses)
     reduction = cells_of("main-results", only).loc[("10M", "token_reduction", "mean")]
     assert reduction["status"] == "not reached"
+    # A pair of which a run diverged reaches nothing.
+    broken = [each | {"final_nll": math.nan} if each["variant"] == "mha" else each for each in runs]
+    planned = [wanted(v, s, "ok", data.DIVERGED) for v in ("mha", "full") for s in (42, 43)]
+    made = records(planned, runs=broken, losses=losses)
+    assert cells_of("app-token-efficiency", made)["status"].eq("diverged").any()
+    assert not cells_of("app-token-efficiency", made)["value"].notna().any()
+    assert cells_of("main-results", made).loc[("10M", "token_reduction", "mean"), "status"] != "ok"
 
 
 def test_further_pairs_stand_apart_and_those_that_never_reach_count_as_none() -> None:
