@@ -378,7 +378,7 @@ def _export(campaign: Campaign, options: Namespace) -> Path:
 def _publish(campaign: Campaign, options: Namespace) -> str:
     if any(not choice.startswith("campaign=") for choice in options.choices):
         raise InputError("publish takes only campaign=: it publishes all collected records")
-    return "\n".join(records.publish(campaign.name))
+    return "\n".join(records.publish(campaign.name, campaign.hashes()))
 
 
 def _config(campaign: None, options: Namespace) -> str:

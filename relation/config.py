@@ -33,7 +33,7 @@ CONFIG = Path("config.yaml")
 _OF_MODEL = "it is a field of the model: make a variant of it (docs/extending.md)"
 
 Count = Annotated[StrictInt, Field(ge=1)]
-Seed = Annotated[StrictInt, Field(ge=0, lt=2**63)]
+Seed = Annotated[StrictInt, Field(ge=0, lt=2**32)]
 Seeds = Annotated[list[Seed], Field(min_length=1)]
 Positive = Annotated[float, Field(strict=True, gt=0)]
 Counts = Annotated[list[Count], Field(min_length=2, max_length=2)]
@@ -111,7 +111,7 @@ class Options(Section):
     d_model: Count = key("Width d of the model")
     heads: Count = key("Heads per layer")
     d_ff: Count = key("Width of the feed-forward network")
-    context: Count = key("T, the tokens that one window predicts")
+    context: Annotated[Count, Field(ge=2)] = key("T, the tokens that one window predicts")
     micro: Count = key("Sequences in a micro-batch")
     tokens_per_update: Count = key("Predicted tokens per update, a multiple of micro x context")
     budget_tokens: Count = key("Predicted tokens of the whole run")
@@ -370,12 +370,15 @@ _OF_VARIATIONS = ("cross", "variations", "columns", "further_seeds")
 _REPLACED = (*_OF_VARIATIONS, "batches")
 
 
-def _merge(base: Mapping, changes: Mapping) -> dict:
+def merge_values(base: Mapping, changes: Mapping) -> dict:
+    """Base with changes; mappings are merged key by key, except those of _REPLACED."""
     dropped = _OF_VARIATIONS if {"cross", "variations"} & set(changes) else ()
     merged = {name: value for name, value in base.items() if name not in dropped}
     for name, value in changes.items():
         both = isinstance(value, Mapping) and isinstance(merged.get(name), Mapping)
-        merged[name] = _merge(merged[name], value) if both and name not in _REPLACED else value
+        merged[name] = (
+            merge_values(merged[name], value) if both and name not in _REPLACED else value
+        )
     return merged
 
 
@@ -404,7 +407,10 @@ def campaign_values(name: str, folder: Path) -> dict:
     """
     contents, merged = _with_bases(name, folder), {}
     for content in reversed(contents.values()):
-        merged = _merge(merged, content)
+        for corpus in content.get("corpora", {}).values():
+            if corpus and "path" in corpus:  # the fingerprint of a base is of its own text
+                corpus.setdefault("fingerprint", None)
+        merged = merge_values(merged, content)
     merged.pop("base", None)
     for section in ("scales", "corpora"):
         merged[section] = {k: v for k, v in merged.get(section, {}).items() if v is not None}

@@ -227,9 +227,9 @@ class Matrix:
         key = {"campaign": self.name, "variation": next(iter(self.variations))}
         return key | {name: o[name] for name in ("precision", "compile", "device")}
 
-    def optimizer(self, scale: str) -> dict:
+    def optimizer(self, scale: str, variant: str = "full") -> dict:
         """AdamW's options for a benchmark or associative recall, without the learning rate."""
-        o = self.at(scale)
+        o = self.at(scale, variant)
         names = ("betas", "weight_decay", "decay_embedding", "gradient_clip")
         options = {name: o[name] for name in names} | {"eps": o["adam_eps"]}
         return options | ({"decay_vectors": True} if o["decay_vectors"] else {})
@@ -366,7 +366,7 @@ def recall_jobs(matrix: Matrix) -> Iterator[Recall]:
             **matrix.job(o),
             mixer=mixer,
             models=tuple(models),
-            optimizer=matrix.optimizer(scale) | {"eps": section.adam_eps},
+            optimizer=matrix.optimizer(scale, variant) | {"eps": section.adam_eps},
             plateau_fraction=o["plateau_fraction"],
             backends=o["backends"],
             **options,

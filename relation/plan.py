@@ -17,8 +17,10 @@ from relation.config import (
     CONFIG,
     CampaignSection,
     Choice,
+    Options,
     Variation,
     campaign_values,
+    merge_values,
     parsed,
     read,
     validated,
@@ -120,8 +122,8 @@ class Campaign:
             variant: {key: value for key, value in change.items() if key not in changes}
             for variant, change in options.get("overrides", {}).items()
         }
-        varied = {**options, "overrides": overrides, "title": name, "scales": kept, **changes}
-        self.variations[name] = varied
+        options = {**options, "overrides": overrides, "title": name, "scales": kept}
+        self.variations[name] = merge_values(options, changes)
         return name
 
     def _choose_jobs(self, choice: Choice, variations: list[str]) -> None:
@@ -218,7 +220,8 @@ class Campaign:
 
     def hashes(self) -> set[str]:
         """The hash of every specification of the whole campaign."""
-        jobs = [*self.planned, *self.benchmarks, *self.recall, *self.data.values()]
+        measured = (*bench_jobs(self.matrix), *recall_jobs(self.matrix))
+        jobs = [*self.planned, *measured, *self.data.values()]
         if self.check:
             jobs.append(self.check)
         hashes = {job.hash for job in jobs}
@@ -318,11 +321,13 @@ def _variations(values: Mapping) -> dict[str, dict]:
     cross = values.get("cross") or [{}]  # an empty mapping makes no combination
     for entries in product(*(mapping.items() for mapping in cross)):
         name = "-".join(key for key, _ in entries)
+        if name in variations:
+            raise InputError(f"cross: two combinations are called {name}; rename an entry")
         variations[name] = {}
         for _, change in entries:
-            variations[name] |= change
+            variations[name] = merge_values(variations[name], change)
     for key, change in values.get("variations", {}).items():
-        variations[key] = {**variations.get(key, {}), **change}
+        variations[key] = merge_values(variations.get(key, {}), change)
     return variations or {UNCHANGED: {}}
 
 
@@ -369,6 +374,10 @@ def load(config: Path | Mapping = CONFIG, **overrides: Any) -> Campaign:
     # A base may name texts and variants that are not used; the campaign's own file must not.
     file, used = f"{campaign.name}.yaml", {data.corpus: data for data in campaign.data.values()}
     content = read(folder / file)
+    scales = campaign.matrix.section.scales.values()
+    for name in content.keys() & Options.model_fields.keys() - {"backends"}:
+        if all(name in scale.as_dict() for scale in scales):
+            raise InputError(f"config/{file}: {name}: every scale sets its own; set it there")
     long = {run.variant: run for run in campaign.planned if "lengths" in campaign.measured(run)}
     lengths = (content.get("length") or {}).get("variants", ())
     for place, variants, measured in (

@@ -278,18 +278,23 @@ def load(folder: Path) -> dict[str, pd.DataFrame]:
 def check_pairs(runs: pd.DataFrame) -> None:
     """Raise InputError if MHA and Full of a seed differ in data or initial weights.
 
-    Initial weights may differ if the specification has an `init_key`. Diverged runs are not
-    compared, because they stopped early and read less data.
+    Initial weights may differ if the specification has an `init_key`, or if the models differ in
+    more than their layout. Diverged runs are not compared, because they read less data.
     """
     pairs = runs[runs["variant"].isin(["mha", "full"]) & runs["final_nll"].notna()]
-    separate = pairs["specification"].str.contains('"init_key"', regex=False, na=False)
-    comparisons = ("order_hash", "data", pairs), ("init_hash", "initial weights", pairs[~separate])
-    for column, label, rows in comparisons:
-        for (*names, seed), group in rows.groupby(["campaign", "scale", "variation", "seed"]):
+    specs = pairs["specification"].map(json.loads)
+    models = specs.map(lambda spec: json.dumps({**spec["model"], "layout": ""}, sort_keys=True))
+    alike = pairs.assign(model=models)[~specs.map(lambda spec: "init_key" in spec).astype(bool)]
+    key = ["campaign", "scale", "variation", "seed"]
+    for column, label, groups in (
+        ("order_hash", "data", pairs.groupby(key)),
+        ("init_hash", "initial weights", alike.groupby([*key, "model"])),
+    ):
+        for names, group in groups:
             if group[column].nunique(dropna=False) > 1:
                 hashes = ", ".join(group["variant"] + " " + group[column].fillna("none").str[:12])
                 raise InputError(
-                    f"mha and full of {'/'.join(names)} seed {seed} had different {label} "
+                    f"mha and full of {'/'.join(names[:3])} seed {names[3]} had different {label} "
                     f"({hashes}); delete the older run and repeat it"
                 )
 
@@ -311,7 +316,7 @@ def collect(folder: Path, planned: Mapping[str, str], hashes: Collection[str] = 
             if others := set(rows["hash"]) - {hash}:
                 raise InputError(
                     f"{folder / name} was made as {others.pop()}, now planned is {hash}; give the "
-                    "choices that it was made with, or run snakemake with these"
+                    "choices that it was made with, or delete it and run snakemake with these"
                 )
             frames.append(rows)
         if hashes:
@@ -359,20 +364,23 @@ def merge(
 
 
 def _of_lowest_seed(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows of the lowest seed of each scale and variation."""
-    return rows[rows["seed"] == rows.groupby(["scale", "variation"])["seed"].transform("min")]
+    """The rows of the lowest seed of each scale, variation and variant."""
+    groups = rows.groupby(["scale", "variation", "variant"])
+    return rows[rows["seed"] == groups["seed"].transform("min")]
 
 
-def publish(campaign: str) -> list[str]:
+def publish(campaign: str, hashes: Collection[str] | None = None) -> list[str]:
     """Merge a campaign's collected rows into results/published/<campaign>/; list the changes.
 
-    Flow maps are published only for the lowest seed of each scale and variation. Safe to repeat.
+    hashes: of the rows to take, None for all. Flow maps are published only for the lowest seed of
+    each scale, variation and variant. Safe to repeat.
     """
     source, target = RESULTS / campaign, PUBLISHED / campaign
     merged, lines = {}, []
     with held(source / "work" / "publish.lock", f"publish of {campaign}"):
         for kind in FILES:
             new = read(source / f"{kind}.parquet", kind)
+            new = new if hashes is None else new[new["hash"].isin(set(hashes))]
             if new.empty:
                 continue
             if kind == "maps":

@@ -500,8 +500,8 @@ def _checked(case: Case, check: str) -> pd.DataFrame:
 
 def _unchecked(records: Records) -> Evidence:
     """Return evidence that says why a check is missing."""
-    why = joined(*records.planned[records.planned["kind"] == "checks"]["reason"])
-    why = why or "no check is part of this setting"
+    reasons = records.planned[records.planned["kind"] == "checks"]["reason"]
+    why = joined(*reasons) or "no check is part of this setting"
     return Evidence("all", "error", note=why, essential=True)
 
 

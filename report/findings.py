@@ -155,10 +155,7 @@ def training(books: dict[str, pd.DataFrame]) -> None:
         )
     shorter = runs.query("scale == '100M28pc'").groupby(["variant", "processes"])
     rates = shorter["median_tokens_per_second"].mean().unstack()
-    shares = (rates[2] / rates[1] / 2).round(3).to_dict()
-    print(
-        f"100M28pc, tokens/s by GPUs: {rates.to_dict('index')}; two, of two single GPUs: {shares}"
-    )
+    print(rates.assign(two_of_two_single=rates[2] / rates[1] / 2).to_string())  # tokens/s by GPUs
 
 
 def counts() -> None:
@@ -204,10 +201,9 @@ def by_anchor(values: pd.DataFrame) -> None:
     unchanged = values[~values["variation"].str.contains("short|lr-")]
     for anchored, group in unchanged.groupby(unchanged["self0"] >= 0.2):
         print("20% or more" if anchored else "less than 20%", "Self flow in layer 0:", end=" ")
-        print(f"{(group['apart'] < 0).sum()} of {len(group)} pairs won", end=", ")
-        print(f"by seed: {group.groupby('seed').size().to_dict()};", end=" ")
-        print("layer 0 in the mean of a reading:", end=" ")
-        print(group.groupby("variation")["self0"].mean().agg(["min", "max"]).to_list())
+        print(f"{(group['apart'] < 0).sum()} of {len(group)} pairs won, by seed:", end=" ")
+        means = group.groupby("variation")["self0"].mean().agg(["min", "max"]).to_list()
+        print(group.groupby("seed").size().to_dict(), "means of readings in layer 0:", means)
         print(group[["apart", "rho", "self1"]].agg(["mean", "min", "max"]).to_string())
 
 

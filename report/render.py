@@ -183,9 +183,8 @@ def _note_settings(out: Printed, cells: pd.DataFrame, settings: Sequence[Setting
                 out.conditions.append((setting, texts))
         elif len(setting_cells):
             reasons = setting_cells[setting_cells["status"] != "no counterpart"]["reason"]
-            of_others = reasons.str.endswith(OUTSIDE)
-            reasons = (reasons if of_others.all() else reasons[~of_others]).mode()
-            out.absent.append((setting, next(iter(reasons), "")))
+            of_setting = reasons[~reasons.str.endswith(OUTSIDE)]
+            out.absent.append((setting, next(iter([*of_setting.mode(), *reasons.mode()]), "")))
 
 
 def _rows(table: Table, title: str, columns: Sequence[Column], index: Collection) -> list[str]:

@@ -186,11 +186,10 @@ def assumptions(campaign: plan.Campaign) -> Iterator[dict[str, Any]]:
     defaults = {f.name: f.default for kind in (Run, ModelConfig) for f in fields(kind)}
     for setting in campaign.columns:
         scales = campaign.scales_of(setting)
-        by_scale = {scale: campaign.options(scale, setting.variation, "full") for scale in scales}
+        by_scale = {s: defaults | campaign.options(s, setting.variation) for s in scales}
         titles = {each.corpus: each.title for each in campaign.data.values()}
         for each in by_scale.values():
             each["corpus"] = titles.get(each["corpus"], each["corpus"])
-            each |= {name: value for name, value in defaults.items() if name not in each}
         options.append(by_scale)
     for name, field in Options.model_fields.items():
         values = [{s: _option(o.get(name)) for s, o in by_scale.items()} for by_scale in options]

@@ -82,18 +82,6 @@ def holm(p: Sequence[float]) -> np.ndarray:
     return corrected
 
 
-def correlation(x: Sequence[float], y: Sequence[float]) -> Estimate:
-    """Return Pearson's correlation with Fisher's interval, which needs at least four pairs."""
-    n = len(x)
-    if n < 3 or min(len(set(x)), len(set(y))) == 1:
-        return Estimate(math.nan, n=n)
-    pearson = scipy.stats.pearsonr(x, y)
-    if n < 4 or abs(pearson.statistic) == 1:
-        return Estimate(float(pearson.statistic), n=n)
-    ends = pearson.confidence_interval()
-    return Estimate(float(pearson.statistic), float(ends.low), float(ends.high), n)
-
-
 def smoothed(log: pd.DataFrame, window: float) -> pd.Series:
     """Return the trailing mean of a run's logged loss over `window` tokens (Appendix B.4).
 
@@ -195,5 +183,5 @@ def length_cost(lengths: pd.DataFrame) -> pd.DataFrame:
 def recall_shares(recall: pd.DataFrame) -> pd.Series:
     """Return the share of right answers, at the learning rate chosen for each width."""
     rows = recall[recall["chosen"].fillna(False).astype(bool)]
-    sums = rows.groupby(["mixer", "width", "length", "seed"])[["right", "queries"]].sum()
+    sums = rows.groupby(["mixer", "width", "length", "pairs", "seed"])[["right", "queries"]].sum()
     return (sums["right"] / sums["queries"]).rename("share")

@@ -118,13 +118,11 @@ def fair_summary(compared: pd.DataFrame, runs: pd.DataFrame) -> list[str]:
         of = row.comparison
         text = f"{minus(row.over, row.under)}, on 150M tokens: {fair.verdict(row)}. "
         text += f"{of.welch:+.4f} nat/token, {of.seeds} seeds."
-        others = [
-            f"{setting}: {pair.welch:+.4f}, {counted(pair.seeds, 'seed')}"
-            for scale, variation, setting in ELSEWHERE
-            if (
-                pair := fair.compare_arms(fair.runs_of(runs, scale, variation), row.over, row.under)
-            )
-        ]
+        others = []
+        for scale, variation, setting in ELSEWHERE:
+            setting_runs = fair.runs_of(runs, scale, variation)
+            if pair := fair.compare_arms(setting_runs, row.over, row.under):
+                others.append(f"{setting}: {pair.welch:+.4f}, {counted(pair.seeds, 'seed')}")
         if others:
             text += f" No test planned: {'; '.join(others)}."
         parts.append(text)

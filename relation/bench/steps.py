@@ -39,6 +39,8 @@ def updates(bench: Bench, side: Side, tokens: Path, device: torch.device):
     step = UpdateStep(model, adamw, device, bench.precision, bench.compile, clip)
     size = side.micro * side.context  # tokens of a micro-batch
     text = np.memmap(tokens, TOKEN_TYPE, mode="r")
+    if len(text) <= size:
+        raise InputError(f"the text has {len(text):,} tokens; a micro-batch reads {size + 1:,}")
     starts = itertools.cycle(range(0, max(1, (len(text) - 1) // size) * size, size))
 
     def batch() -> tuple[Tensor, ...]:

@@ -119,9 +119,8 @@ def paired_nll(
     """Final validation NLL of every pair, and the mean difference with its 95% interval over seeds.
     Our seeds share no random numbers with the paper's seeds of the same number, so the table does
     not compare them one by one. Further pairs have seeds beyond the matrix and separate a
-    difference from the spread of runs. Tokens spared: the share of the budget that is left when
-    Relation reaches MHA's final smoothed training loss (0 if never), or when MHA first reaches it.
-    Correlation: Pearson's, of the two runs of a seed, with Fisher's interval."""
+    difference from the spread of runs. Tokens spared: the share of the budget left when Relation
+    reaches MHA's final smoothed training loss (0 if never), or when MHA first reaches it."""
     paired = runs[runs["variant"].isin(PAIRED)]
     matrix, further = paired[~paired["further"]], paired[paired["further"]]
     values = pairs(matrix)
@@ -153,8 +152,6 @@ def _further(row: str, values: pd.DataFrame, spared: pd.DataFrame, planned: set[
     yield from means(complete)
     yield cell(row, "further.spread", stats.mean(wide["delta"].tolist()).sd, n=n, of=complete)
     yield cell(row, "further.won", int((wide["delta"] < 0).sum()), n=n, of=complete)
-    correlation = stats.correlation(wide["mha"].tolist(), wide["full"].tolist())
-    yield cell(row, "further.correlation", correlation, of=complete)
     never = spared["reduction"].isna()
     why = f"never reached, counted as none: seeds {spans(spared['seed'][never])}"
     yield cell(row, "further.reached", int((~never).sum()), n=len(spared), of=complete)

@@ -127,13 +127,15 @@ def test_combined_variations_have_joined_names_and_can_be_changed_singly(tmp_pat
     campaign = mine(tmp_path, """
 base: smoke
 cross:
-- {low: {learning_rate_factor: 0.5}, high: {learning_rate_factor: 2.0}}
-- {a: {}, b: {scale_residual_init: true}}
+- {low: {learning_rate_factor: 0.5},
+   high: {learning_rate_factor: 2.0, overrides: {full: {adam_eps: 1e-7}}}}
+- {a: {}, b: {scale_residual_init: true, overrides: {full: {d_ff: 72}}}}
 variations: {high-b: {seeds: [7]}, alone: {d_ff: 64}}
 """)  # fmt: skip
     assert list(campaign.variations) == ["low-a", "low-b", "high-a", "high-b", "alone"]
     run = campaign.run("10M-mini/high-b/full/7")
     assert run.learning_rate == pytest.approx(2.4e-2) and run.model.scale_residual_init
+    assert (run.adam_eps, run.model.d_ff) == (1e-7, 72)
 
 
 def test_a_one_off_changes_the_first_chosen_variation() -> None:
@@ -212,6 +214,7 @@ def test_choices_restrict_runs_and_benchmarks() -> None:
     assert {bench.scale for bench in campaign.benchmarks} == {"10M-mini"}
     assert {each.mixer for each in campaign.recall} == {"full"}
     assert len(campaign.planned) == len(load().planned) > 36
+    assert campaign.hashes() == load().hashes()  # shipped records of other choices stay
     benched = plan.load({"campaign": "tiny", "variants": "mha-gate"})  # no scale trains it
     assert not benched.runs and [bench.benchmark for bench in benched.benchmarks] == ["matched"]
 
@@ -292,7 +295,8 @@ def test_a_wrong_choice_is_refused_in_a_line(choices: dict, message: str) -> Non
         ("base: mine", "base 'mine' leads back to itself"),
         ("base: smoke\nvariations: {x: {corpus: y}}", "there is no corpus 'y'"),
         ("base: smoke\ncorpora: {y: {path: y}}", "no scale reads it; they read sample"),
-        ("base: books\ncorpora: {y: {path: y}}\ncorpus: y", "they read tinystories, smollm"),
+        ("base: books\ncorpora: {y: {path: y}}\ncorpus: y", "corpus: every scale sets its own"),
+        ("base: tiny\ncross: [{a: {}, a-b: {}}, {c: {}, b-c: {}}]", "are called a-b-c; rename"),
         ("base: smoke\ncorpora: {smaple: {train_tokens: 9}}", "reads it; they read sample"),
         ("base: smoke\nvariations: {x: {heads: 7}}", "not divisible by 7 heads"),
         ("base: smoke\nvariations: {x: {micro: 3}}", "512 is not a multiple of micro 3 x"),

@@ -23,7 +23,7 @@ from relation.jobs import hash_of
 
 KEY = {"campaign": "books", "scale": "10M", "variation": "nearest", "variant": "full", "seed": 42}
 ORIGIN = {"hash": "a" * 16, "commit": "c" * 40, "device": "cpu", "versions": "{}"}
-ORIGIN |= {"created": "2026-11-27T00:00:00+00:00"}
+ORIGIN |= {"created": "2026-11-27T00:00:00+00:00", "specification": '{"model": {}}'}
 
 
 def example(of: pa.DataType, draw: np.random.Generator) -> object:
@@ -198,7 +198,7 @@ def test_a_commit_is_marked_if_files_that_decide_results_differ(tmp_path, monkey
 
 
 def pair(**second: object) -> pd.DataFrame:
-    shared = {"order_hash": "o" * 64, "init_hash": "i" * 64, "specification": "{}"}
+    shared = {"order_hash": "o" * 64, "init_hash": "i" * 64, "specification": '{"model": {}}'}
     return pd.DataFrame(
         rows_of("runs", 1, variant="mha", **shared)
         + rows_of("runs", 1, **{"variant": "full", **shared, **second})
@@ -214,8 +214,9 @@ def test_runs_that_are_no_pair_are_refused(tmp_path: Path) -> None:
         records.check_pairs(pair(order_hash=None))
     records.check_pairs(pair(order_hash="x" * 64, seed=43))
     records.check_pairs(pair(order_hash="x" * 64, final_nll=None))
-    separate = {"specification": '{"init_key": "full"}', "init_hash": "x" * 64}
+    separate = {"specification": '{"init_key": "full", "model": {}}', "init_hash": "x" * 64}
     records.check_pairs(pair(**separate))
+    records.check_pairs(pair(specification='{"model": {"d_ff": 40}}', init_hash="x" * 64))
     with pytest.raises(InputError):
         records.check_pairs(pair(**separate, order_hash="x" * 64))
 

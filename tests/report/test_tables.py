@@ -406,7 +406,6 @@ def shipped() -> dict[str, pd.DataFrame]:
         ("nearest", "app-nll 10M/mean delta value", -0.036899, -0.103009, 3),
         ("nearest", "app-nll 10M/further further.delta value", -0.036294, -0.047668, 28),
         ("nearest", "relation_internal 30M l0_self.full value", 27.974554, 20.116546, 3),
-        ("nearest", "app-nll 10M/further further.correlation value", 0.027999, -0.348720, 28),
         ("nearest", "main-results 10M bits.full value", 1.389936, 1.386543, 3),
         ("nearest", "relation_internal 10M l0_effrank.ratio value", 2.545209, 1.656664, 3),
         ("nearest", "relation_internal 10M beyond_512.full value", 8.864633, 8.718462, 3),
