@@ -377,7 +377,7 @@ def _export(campaign: Campaign, options: Namespace) -> Path:
 
 def _publish(campaign: Campaign, options: Namespace) -> str:
     if any(not choice.startswith("campaign=") for choice in options.choices):
-        raise InputError("publish takes only campaign=: it publishes all collected records")
+        raise InputError("publish takes only campaign=: it publishes the whole campaign")
     return "\n".join(records.publish(campaign.name, campaign.hashes()))
 
 

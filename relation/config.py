@@ -33,7 +33,7 @@ CONFIG = Path("config.yaml")
 _OF_MODEL = "it is a field of the model: make a variant of it (docs/extending.md)"
 
 Count = Annotated[StrictInt, Field(ge=1)]
-Seed = Annotated[StrictInt, Field(ge=0, lt=2**32)]
+Seed = Annotated[StrictInt, Field(ge=0, lt=2**63)]
 Seeds = Annotated[list[Seed], Field(min_length=1)]
 Positive = Annotated[float, Field(strict=True, gt=0)]
 Counts = Annotated[list[Count], Field(min_length=2, max_length=2)]

@@ -374,18 +374,15 @@ def load(config: Path | Mapping = CONFIG, **overrides: Any) -> Campaign:
     # A base may name texts and variants that are not used; the campaign's own file must not.
     file, used = f"{campaign.name}.yaml", {data.corpus: data for data in campaign.data.values()}
     content = read(folder / file)
-    scales = campaign.matrix.section.scales.values()
-    for name in content.keys() & Options.model_fields.keys() - {"backends"}:
-        if all(name in scale.as_dict() for scale in scales):
+    scales, own = campaign.matrix.section.scales, content.get("scales", {})
+    for name in content.keys() & Options.model_fields.keys() - {"backends", "device"}:
+        overridden = all(name in scale.as_dict() for scale in scales.values())
+        if overridden and any(name not in (own.get(scale) or {}) for scale in scales):
             raise InputError(f"config/{file}: {name}: every scale sets its own; set it there")
-    long = {run.variant: run for run in campaign.planned if "lengths" in campaign.measured(run)}
     lengths = (content.get("length") or {}).get("variants", ())
-    for place, variants, measured in (
-        ("diagnosed: no scale", content.get("diagnosed", ()), campaign.trained),
-        ("length: none of its scales", lengths, long),
-    ):
-        for variant in variants:
-            check_among(variant, measured, f"config/{file}: {place} trains {variant}")
+    for variant in (*content.get("diagnosed", ()), *lengths):
+        problem = f"config/{file}: diagnosed or length: no scale trains {variant}"
+        check_among(variant, campaign.trained, problem)
     for name, corpus in content.get("corpora", {}).items():
         if corpus is not None and name not in used:
             raise InputError(

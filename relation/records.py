@@ -1,9 +1,8 @@
 """Records: one Parquet file per kind, in which every row has a key and an origin.
 
 A job writes small files (`write`), `collect` joins those of a campaign, and `publish` merges the
-joined rows into results/published/<campaign>/. `load` reads a campaign's folder. columns.csv lists
-the columns of every kind; a line without a type includes a group of columns. A type with a question
-mark is that of a newer column: older files lack it, and it is null in their rows.
+joined rows into results/published/<campaign>/. columns.csv lists the columns of every kind; a line
+without a type includes a group. Older files may lack columns whose type has a "?": null is read.
 """
 
 import csv
@@ -282,8 +281,8 @@ def check_pairs(runs: pd.DataFrame) -> None:
     more than their layout. Diverged runs are not compared, because they read less data.
     """
     pairs = runs[runs["variant"].isin(["mha", "full"]) & runs["final_nll"].notna()]
-    specs = pairs["specification"].map(json.loads)
-    models = specs.map(lambda spec: json.dumps({**spec["model"], "layout": ""}, sort_keys=True))
+    specs = pairs["specification"].fillna("{}").map(json.loads)
+    models = specs.map(lambda s: json.dumps(s.get("model", {}) | {"layout": ""}, sort_keys=True))
     alike = pairs.assign(model=models)[~specs.map(lambda spec: "init_key" in spec).astype(bool)]
     key = ["campaign", "scale", "variation", "seed"]
     for column, label, groups in (
@@ -372,15 +371,17 @@ def _of_lowest_seed(rows: pd.DataFrame) -> pd.DataFrame:
 def publish(campaign: str, hashes: Collection[str] | None = None) -> list[str]:
     """Merge a campaign's collected rows into results/published/<campaign>/; list the changes.
 
-    hashes: of the rows to take, None for all. Flow maps are published only for the lowest seed of
+    hashes: of the rows to take; None: all. Flow maps are published only for the lowest seed of
     each scale, variation and variant. Safe to repeat.
     """
     source, target = RESULTS / campaign, PUBLISHED / campaign
     merged, lines = {}, []
     with held(source / "work" / "publish.lock", f"publish of {campaign}"):
         for kind in FILES:
-            new = read(source / f"{kind}.parquet", kind)
-            new = new if hashes is None else new[new["hash"].isin(set(hashes))]
+            rows = read(source / f"{kind}.parquet", kind)
+            new = rows if hashes is None else rows[rows["hash"].isin(set(hashes))]
+            if others := len(rows) - len(new):
+                lines.append(f"{kind}: {others} rows of other choices or texts are left out")
             if new.empty:
                 continue
             if kind == "maps":

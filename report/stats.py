@@ -183,5 +183,5 @@ def length_cost(lengths: pd.DataFrame) -> pd.DataFrame:
 def recall_shares(recall: pd.DataFrame) -> pd.Series:
     """Return the share of right answers, at the learning rate chosen for each width."""
     rows = recall[recall["chosen"].fillna(False).astype(bool)]
-    sums = rows.groupby(["mixer", "width", "length", "pairs", "seed"])[["right", "queries"]].sum()
+    sums = rows.groupby(["mixer", "width", "length", "seed"])[["right", "queries"]].sum()
     return (sums["right"] / sums["queries"]).rename("share")

@@ -41,7 +41,7 @@ def updates(bench: Bench, side: Side, tokens: Path, device: torch.device):
     text = np.memmap(tokens, TOKEN_TYPE, mode="r")
     if len(text) <= size:
         raise InputError(f"the text has {len(text):,} tokens; a micro-batch reads {size + 1:,}")
-    starts = itertools.cycle(range(0, max(1, (len(text) - 1) // size) * size, size))
+    starts = itertools.cycle(range(0, (len(text) - 1) // size * size, size))
 
     def batch() -> tuple[Tensor, ...]:
         """Return the next inputs and targets, (micro, context) int64, on the device."""

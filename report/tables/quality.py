@@ -107,9 +107,9 @@ def main_results(
                 yield cell(scale, "token_reduction", of=scale_rows, statistic=name, **never)
         yield cell(scale, "window", window, of=scale_rows)
     yield from epochs(matrix, matrix["scale"])
-    bits = stats.bits_per_character(matrix)
-    bits = nll(matrix, column="bits." + matrix["variant"], value=bits)
-    yield from means(bits.dropna())
+    counted = matrix.dropna(subset="validation_characters")
+    bits = stats.bits_per_character(counted)
+    yield from means(nll(counted, column="bits." + counted["variant"], value=bits))
 
 
 @table("11", "app-nll", "Final validation NLL by seed")

@@ -138,6 +138,23 @@ variations: {high-b: {seeds: [7]}, alone: {d_ff: 64}}
     assert (run.adam_eps, run.model.d_ff) == (1e-7, 72)
 
 
+def test_a_text_of_ones_own_has_its_own_fingerprint_and_a_mixer_its_own_optimiser(tmp_path) -> None:
+    text = tmp_path / "mine.txt"
+    text.write_text("A text of my own.\n" * 50)
+    campaign = mine(
+        tmp_path,
+        f"""
+base: smoke
+corpora: {{sample: {{path: {text}}}}}
+overrides: {{linear: {{weight_decay: 0.5}}}}
+""",
+    )
+    theirs, ours = (next(iter(each.data.values())) for each in (load(), campaign))
+    assert ours.fingerprint not in (None, theirs.fingerprint)
+    decays = {job.mixer: job.optimizer["weight_decay"] for job in campaign.recall}
+    assert decays["hybrid"] == 0.5 != decays["full"]
+
+
 def test_a_one_off_changes_the_first_chosen_variation() -> None:
     campaign = load(scales="10M-mini", variations="gpt2", vary="learning_rate=2e-2 layers=2")
     run = campaign.run("10M-mini/gpt2+learning_rate=2e-2+layers=2/full/42")
@@ -316,7 +333,7 @@ def test_a_wrong_choice_is_refused_in_a_line(choices: dict, message: str) -> Non
         ("base: smoke\nlength: {scales: [30M-min]}", "no scale '30M-min'; did you mean '30M-mini'"),
         ("base: smoke\nsystems: {matched: {batches: {x: [8, 1]}}}", "batches.x: there is no scale"),
         ("base: tiny\ndiagnosed: [no-count]", "no scale trains no-count; choose among mha, full"),
-        ("base: smoke\nlength: {variants: [linear]}", "length: none of its scales trains linear"),
+        ("base: smoke\nlength: {variants: [linear]}", "or length: no scale trains linear"),
         ("base: smoke\ndiagnosed: [hybrid]", "diagnosed.0: 'hybrid' should be 'mha', 'full', "),
         ("base: smoke\nscales: {10M-mini: null, 30M-mini: null, 100M-mini: null}", "no run left"),
         ("base: smoke\nmicro: 4\nmicro: 4\n", "mine.yaml line 3 is not YAML: the key 'micro'"),

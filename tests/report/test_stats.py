@@ -87,7 +87,7 @@ def test_long_windows_are_compared_with_the_same_tokens_of_the_same_seed() -> No
 def test_recall_is_the_share_of_all_queries_at_the_chosen_rate() -> None:
     rows = [(16, 8, 2, True), (16, 4, 4, True), (16, 8, 8, False), (64, 100, 10, True)]
     recall = pd.DataFrame(rows, columns=["length", "queries", "right", "chosen"])
-    shares = stats.recall_shares(recall.assign(mixer="mha", width=32, seed=1, pairs=2))
+    shares = stats.recall_shares(recall.assign(mixer="mha", width=32, seed=1))
     assert shares.to_list() == [0.5, 0.1]
 
 
