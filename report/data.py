@@ -143,8 +143,8 @@ def load(
 
 def _scales(setting: Setting, campaign: plan.Campaign) -> list[str]:
     """Return a setting's scales: its own, the paper's, or all; "" for records without a scale."""
-    own = campaign.scales_of(setting)
-    scales = setting.scales or [scale for scale in own if scale in SCALES] or own
+    of_paper = [scale for scale in campaign.scales if scale in SCALES]
+    scales = setting.scales or of_paper or campaign.scales_of(setting)
     # Records without a scale, such as identities, belong to settings with the paper's scales.
     alone = setting.scales and not {*SCALES} & {*setting.scales}
     return [*scales] if alone else [*scales, ""]

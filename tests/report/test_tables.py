@@ -417,6 +417,7 @@ def shipped() -> dict[str, pd.DataFrame]:
         ("nearest", "efficient-relation 10M peers.other_ratio value", 0.994034, 0.975458, 10),
         ("nearest", "token-mixing-complexity mha time_exponent value", 1.918760, 1.837766, 6),
         ("gpt2", "app-nll 10M/mean delta value", -0.012074, -0.065959, 3),
+        ("gpt2", "efficient-relation 100M peers.other_ratio value", 0.969848, 0.966192, 10),
         ("residual", "app-nll 30M/mean mha mean", 3.070435, 2.873290, 2),
         ("nearest@100M28pc", "main-results 100M delta value", -0.013894, -0.039678, 3),
         ("nearest@100M28pc", "main-results 100M token_reduction mean", 1.120710, 0.473662, 3),
