@@ -66,6 +66,15 @@ def _check_found(*runs: Run) -> None:
             raise InputError(f"corpus {data.path} does not exist; restore it or correct its path")
 
 
+def _check_collected(campaign: Campaign) -> None:
+    """Raise InputError if collected runs are not of these choices, such as of another text."""
+    collected = campaign.folder / "runs.parquet"
+    if collected.exists():
+        _check_found(*campaign.runs)
+        if set(records.read(collected, "runs", ["hash"])["hash"]) - campaign.hashes():
+            raise InputError(f"{collected} is of other choices or settings; run snakemake")
+
+
 def _data(campaign: Campaign, run: Run) -> Path:
     """A run's data folder. Raises InputError if it is missing or has another specification."""
     _check_found(run)
@@ -224,11 +233,8 @@ def _report(campaign: Campaign, options: Namespace) -> Path:
     from report import site
 
     folder = records.PUBLISHED if options.published else campaign.folder
-    collected = folder / "runs.parquet"
-    if not options.published and collected.exists():
-        _check_found(*campaign.runs)
-        if set(records.read(collected, "runs", ["hash"])["hash"]) - campaign.hashes():
-            raise InputError(f"{collected} is of other choices or settings; run snakemake")
+    if not options.published:
+        _check_collected(campaign)
     site.build(campaign, folder / "report", published=options.published)
     return folder / "report" / "index.html"
 
@@ -378,7 +384,8 @@ def _export(campaign: Campaign, options: Namespace) -> Path:
 def _publish(campaign: Campaign, options: Namespace) -> str:
     if any(not choice.startswith("campaign=") for choice in options.choices):
         raise InputError("publish takes only campaign=: it publishes the whole campaign")
-    return "\n".join(records.publish(campaign.name, campaign.hashes()))
+    _check_collected(campaign)
+    return "\n".join(records.publish(campaign.name))
 
 
 def _config(campaign: None, options: Namespace) -> str:

@@ -376,9 +376,8 @@ def merge_values(base: Mapping, changes: Mapping) -> dict:
     merged = {name: value for name, value in base.items() if name not in dropped}
     for name, value in changes.items():
         both = isinstance(value, Mapping) and isinstance(merged.get(name), Mapping)
-        merged[name] = (
-            merge_values(merged[name], value) if both and name not in _REPLACED else value
-        )
+        merges = both and name not in _REPLACED
+        merged[name] = merge_values(merged[name], value) if merges else value
     return merged
 
 

@@ -129,6 +129,7 @@ class Campaign:
     def _choose_jobs(self, choice: Choice, variations: list[str]) -> None:
         """Set the chosen runs, benchmarks and recall jobs."""
         benches, recall = list(bench_jobs(self.matrix)), list(recall_jobs(self.matrix))
+        self._measurements = [*benches, *recall]  # chosen or not
         # Some variants are only benchmarked, or only trained on recall.
         benched = {side.variant for bench in benches for side in bench.sides}
         made = self.trained.keys() | benched | {job.mixer for job in recall}
@@ -220,8 +221,7 @@ class Campaign:
 
     def hashes(self) -> set[str]:
         """The hash of every specification of the whole campaign."""
-        measured = (*bench_jobs(self.matrix), *recall_jobs(self.matrix))
-        jobs = [*self.planned, *measured, *self.data.values()]
+        jobs = [*self.planned, *self._measurements, *self.data.values()]
         if self.check:
             jobs.append(self.check)
         hashes = {job.hash for job in jobs}

@@ -71,8 +71,6 @@ _TYPES = {
     "reals": pa.list_(pa.float64()),
     "singles": pa.list_(pa.float32()),
 }
-
-
 NEWER: set[str] = set()  # columns that older files lack
 
 
@@ -368,20 +366,16 @@ def _of_lowest_seed(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[rows["seed"] == groups["seed"].transform("min")]
 
 
-def publish(campaign: str, hashes: Collection[str] | None = None) -> list[str]:
+def publish(campaign: str) -> list[str]:
     """Merge a campaign's collected rows into results/published/<campaign>/; list the changes.
 
-    hashes: of the rows to take; None: all. Flow maps are published only for the lowest seed of
-    each scale, variation and variant. Safe to repeat.
+    Flow maps: of the lowest seed of each scale, variation and variant. Safe to repeat.
     """
     source, target = RESULTS / campaign, PUBLISHED / campaign
     merged, lines = {}, []
     with held(source / "work" / "publish.lock", f"publish of {campaign}"):
         for kind in FILES:
-            rows = read(source / f"{kind}.parquet", kind)
-            new = rows if hashes is None else rows[rows["hash"].isin(set(hashes))]
-            if others := len(rows) - len(new):
-                lines.append(f"{kind}: {others} rows of other choices or texts are left out")
+            new = read(source / f"{kind}.parquet", kind)
             if new.empty:
                 continue
             if kind == "maps":

@@ -80,7 +80,7 @@ def paper_scale(scale: str) -> str:
     return next((theirs for theirs in SCALES if str(scale).startswith(theirs)), scale)
 
 
-def _names(scales: Sequence[str]) -> dict[str, str]:
+def _scale_names(scales: Sequence[str]) -> dict[str, str]:
     """Map each scale of a setting to its `paper_scale`, or to itself if two would be one."""
     names = Counter(map(paper_scale, scales))
     return {s: s if names[paper_scale(s)] > 1 else paper_scale(s) for s in scales}
@@ -171,7 +171,7 @@ def _frame(
 def _at(scales: Sequence[str], rows: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of some scales, sorted by the paper's scale that they stand for."""
     rows = rows[rows["scale"].fillna("").isin(scales)]
-    rows = rows.assign(own_scale=rows["scale"], scale=rows["scale"].map(_names(scales)))
+    rows = rows.assign(own_scale=rows["scale"], scale=rows["scale"].map(_scale_names(scales)))
     return rows.sort_values("scale", key=lambda each: each.map(scale_order), kind="stable")
 
 
@@ -205,7 +205,7 @@ def _planned(
     """Return one row per planned record of this setting, with the reason if it is missing."""
     hashes, rows = {kind: set(frame["hash"]) for kind, frame in frames.items()}, []
     diverged = set(frames["runs"]["hash"][frames["runs"]["final_nll"].isna()])
-    names, shipped = _names(scales), campaign.shipped()
+    names, shipped = _scale_names(scales), campaign.shipped()
 
     def add(kind, hash, scale="", variant="", seed=-1, further=False, why="") -> None:
         status, reason = "not run", why

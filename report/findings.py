@@ -155,7 +155,8 @@ def training(books: dict[str, pd.DataFrame]) -> None:
         )
     shorter = runs.query("scale == '100M28pc'").groupby(["variant", "processes"])
     rates = shorter["median_tokens_per_second"].mean().unstack()
-    print(rates.assign(two_of_two_single=rates[2] / rates[1] / 2).to_string())  # tokens/s by GPUs
+    shares = rates.assign(two_of_two_single=rates[2] / rates[1] / 2)
+    print("100M28pc, tokens/s by GPUs:", shares.to_string(), sep="\n")
 
 
 def counts() -> None:

@@ -28,8 +28,6 @@ UNITS = {
 def read(path: Path) -> pd.DataFrame:
     """Read the CSV of a table's columns or printed values as text. It has a column `unit`."""
     rows = pd.read_csv(path, dtype=str, keep_default_na=False)
-    if "unit" not in rows:
-        raise InputError(f"{path} has no column unit")
     if unknown := set(rows["unit"]) - set(UNITS):
         raise InputError(f"{path}: unknown unit {min(unknown)!r}; use one of {', '.join(UNITS)}")
     return rows

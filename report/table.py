@@ -264,11 +264,11 @@ def _agrees(table: Table, cells: pd.DataFrame) -> pd.Series:
 
 def _name_missing(table: Table, records: Records, computed: Cells) -> None:
     """Add to the reasons of means over the matrix the seeds of which they have no record."""
-    for each in (each for each in computed if "recorded" in each):
-        lacking = [seed for seed in records.seeds if seed not in each["recorded"]]
-        of_matrix = each["recorded"] <= {*records.seeds}
-        if lacking and of_matrix and seed_of(table, each["row"], each["column"]) is None:
-            why = f"seeds without a value: {', '.join(map(str, lacking))}"
+    seeds = {*records.seeds}
+    for each in computed:
+        recorded = each.get("recorded")
+        if recorded and recorded < seeds and seed_of(table, each["row"], each["column"]) is None:
+            why = f"seeds without a value: {', '.join(map(str, sorted(seeds - recorded)))}"
             each["reason"] = "; ".join(filter(None, [each["reason"], why]))
 
 

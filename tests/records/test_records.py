@@ -298,12 +298,6 @@ def test_publish_merges_by_job(results: Path) -> None:
     assert records.published_hashes("runs", "readings") == frozenset()
     assert "hash44" in records.published_hashes("runs", "books")
 
-    # One of two runs is of a one-off choice.
-    records.collect(folder, make_runs(folder, (45, 46)))
-    left_out = "runs: 1 rows of other choices or texts are left out"
-    assert left_out in records.publish("books", {"hash45"})
-    assert not {"hash45"} ^ (records.published_hashes("runs", "books") & {"hash45", "hash46"})
-
     # Maps are of the lowest seed of every variation.
     records.collect(folder, make_runs(folder, (45,), variation="gpt2"))
     records.publish("books")

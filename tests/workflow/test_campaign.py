@@ -163,6 +163,12 @@ def test_texts_of_the_users_own_are_read_or_refused_before_the_first_job(copy: P
     (row,) = records.read(copy / target, "runs").to_dict("records")
     own = plan.load({"campaign": "tiny"}).run(RUN)
     assert row["corpus"] == "text.txt" and row["hash"] != own.hash
+    collected = copy / "results/tiny/runs.parquet"
+    rows = records.read(collected, "runs")
+    records.write(collected, "runs", rows.assign(hash=row["hash"]))
+    refused = run_module(copy, "relation", "publish", "campaign=tiny")
+    records.write(collected, "runs", rows)
+    assert refused.returncode and "runs.parquet is of other choices" in refused.stdout
     output = run_module(copy, "relation", "plan", *TINY[1:]).stdout
     assert f"replace 1 that finished with another text or other keys:\n  {RUN}" in output
     # The tokens are now of the other text; a run that finished on the first is not trained again.
