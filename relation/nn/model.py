@@ -92,16 +92,16 @@ class Mixer(nn.Module):
         (B, H, T, d_h), or fewer heads. RoPE does not rotate it.
         """
         if self.wi is not None and self.theta is not None and x.folds(self.wi):
-            # Mixing acts on heads, so it commutes with the projection of each token. Mixing the
-            # rows of W_I (d x d numbers) is cheaper than mixing the states of all tokens.
-            return self.split(x.project(self.mixed_wi()))
+            # Mixing W_I's rows (d x d numbers) equals mixing the states of all tokens, because it
+            # acts on heads. The norm's scale comes first, so no gradient needs the mixed weight.
+            return self.split(F.linear(x.states, self.mixed(x.fold(self.wi.weight))))
         info = self.split(x.scaled() if self.wi is None else x.through(self.wi))
         return info if self.theta is None else ops.givens_mix(info, self.theta, self.pairing)
 
-    def mixed_wi(self) -> Tensor:
-        """W_I with its heads' rows mixed, (H d_h, d)."""
-        weight = self.wi.weight.unflatten(0, (1, -1, self.head_dim))  # (1, H, d_h, d)
-        return ops.givens_mix(weight, self.theta, self.pairing).flatten(0, 2)
+    def mixed(self, weight: Tensor) -> Tensor:
+        """A projection to information, (H d_h, d), with its heads' rows mixed."""
+        heads = weight.unflatten(0, (1, -1, self.head_dim))  # (1, H, d_h, d)
+        return ops.givens_mix(heads, self.theta, self.pairing).flatten(0, 2)
 
     def output(self, y: Tensor, x: Normed) -> Tensor:
         """Concat_h(Y) W_O (Eq. 4), y (B, H, T, d_h) to (B, T, d); an output gate reads x."""

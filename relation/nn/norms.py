@@ -40,11 +40,11 @@ class Normed(NamedTuple):
         """The projection of the scaled states: (B, T, d) to (B, T, n)."""
         if self.scale is None or not self.folds(linear):
             return linear(self.scaled())
-        return self.project(linear.weight)
+        return F.linear(self.states, self.fold(linear.weight))
 
-    def project(self, weight: Tensor) -> Tensor:
-        """The product of the states and a weight (n, d) with the scale folded in: (B, T, n)."""
-        return F.linear(self.states, weight if self.scale is None else weight * self.scale)
+    def fold(self, weight: Tensor) -> Tensor:
+        """A projection's weight (n, d) with the scale multiplied in."""
+        return weight if self.scale is None else weight * self.scale
 
 
 def is_bare(linear: nn.Module) -> bool:

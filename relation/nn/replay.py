@@ -50,7 +50,7 @@ class BlockWeights:
 
     def __init__(self, letter: str, block: Block, dtype: torch.dtype):
         mixer, ffn, self.letter = block.mixer, block.ffn, letter
-        wi = mixer.wi.weight if mixer.theta is None else mixer.mixed_wi()
+        wi = mixer.wi.weight if mixer.theta is None else mixer.mixed(mixer.wi.weight)
         readers = [mixer.w1.weight, mixer.w2.weight, wi]  # (H d_h, d) each, or with fewer heads
         if letter == LINEAR:
             vectors = mixer.a_log.detach().float(), mixer.dt_bias.detach().float()

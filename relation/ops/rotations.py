@@ -94,7 +94,8 @@ def givens_mix(info: Tensor, theta: Tensor, layer_index: int) -> Tensor:
     wide = torch.promote_types(torch.promote_types(info.dtype, theta.dtype), torch.float32)
     # As (B, T, H, D), the order in memory. Rolling the heads by one turns M_B into M_A.
     x = info.to(wide).transpose(1, 2).roll(-shift, dims=2)
-    a, b = x.unflatten(2, (-1, 2)).unbind(3)  # (B, T, H/2, D) each
+    # (B, T, H/2, D) each. A compiled backward recomputes slices; `unbind` it would store.
+    a, b = x[:, :, ::2], x[:, :, 1::2]
     angle = theta.to(wide)[:, None]
     cos, sin = angle.cos(), angle.sin()
     mixed = torch.stack((cos * a - sin * b, sin * a + cos * b), dim=3).flatten(2, 3)
