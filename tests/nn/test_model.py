@@ -12,7 +12,9 @@ from relation import plan
 from relation.errors import InputError
 from relation.kernels.documents import Documents
 from relation.nn import Decoder, Execution, ModelConfig
+from relation.nn.model import Block
 from relation.nn.norms import HeadRMSNorm, RMSNorm
+from relation.ops.rotations import rope_angles
 from relation.variants import VARIANTS, parameter_count
 
 REFERENCE = Execution("reference", "reference", "recurrent", "reference")
@@ -229,3 +231,37 @@ def test_autocast_leaves_an_fp64_model_as_it_is(variant):
 def test_what_a_model_cannot_read_is_refused_in_one_line(tokens, documents, message):
     model = build("full")
     assert message in refusal(lambda: model(tokens, documents))
+
+
+class _Operator(torch.autograd.Function):
+    """Stands for any mixer's operator: it keeps p1, p2 and information for its backward."""
+
+    @staticmethod
+    def forward(ctx, p1, p2, info):
+        ctx.save_for_backward(p1, p2, info)
+        return p1 + p2 + info
+
+    @staticmethod
+    def backward(ctx, dy):
+        return tuple(dy * x for x in ctx.saved_tensors)
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+def test_a_compiled_block_of_relation_keeps_no_more_than_one_of_mha(layer):
+    """Training needs no memory for mixing heads: the backward mixes W_I again."""
+    x, kept = torch.randn(2, 64, TINY["d_model"], requires_grad=True), {}
+    for variant in ("mha", "full"):
+        config = ModelConfig.for_variant(variant, **TINY)
+        call = {variant: lambda *given, documents=None, **options: _Operator.apply(*given[:3])}
+        block = Block(config, layer, call)
+        rope, kept[variant] = rope_angles(torch.arange(64), config.head_dim, 1e4), 0
+        weights = {p.data_ptr() for p in (*block.parameters(), *rope)}
+
+        def keep(tensor, variant=variant, weights=weights):
+            kept[variant] += 0 if tensor.data_ptr() in weights else tensor.nbytes
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            torch.compile(block, backend="aot_eager_decomp_partition")(x, rope)
+    # Up to the order of heads in odd layers: 8 bytes for each.
+    assert 0 < kept["mha"] <= kept["full"] <= kept["mha"] + 8 * TINY["heads"]
