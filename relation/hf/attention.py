@@ -269,7 +269,7 @@ def relation_attention(
             # A token that sees nothing is padding. Let it see all tokens, so its result is finite.
             mask = mask | ~mask.any(-1, keepdim=True)
         y = full_relation_step(query, key, value, lam, TAU, visible=mask)
-    return y.transpose(1, 2), None
+    return y.transpose(1, 2).contiguous(), None  # some families call `view`
 
 
 AttentionInterface.register(NAME, relation_attention)

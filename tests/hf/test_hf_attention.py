@@ -271,7 +271,7 @@ def test_under_autocast_it_trains_and_writes():
     assert cached.shape == (len(TOKENS), TOKENS.shape[1] + 3)
 
 
-@pytest.mark.parametrize("family", ["Mistral", "Qwen2"])
+@pytest.mark.parametrize("family", ["Mistral", "Qwen2", "JetMoe"])
 def test_other_families_run_it(family):
     model = llama(2, family)
     assert generated(model, prompts()) == generated(model, prompts(), use_cache=False)
