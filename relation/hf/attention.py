@@ -106,9 +106,7 @@ def _saved_lambdas(folder: Path, prefix: str) -> dict[str, float]:
     values = {}
     for path in [folder] if folder.is_file() else folder.glob("*.safetensors"):
         with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118
-                if not name.endswith(".lam"):
-                    continue
+            for name in [name for name in file.keys() if name.endswith(".lam")]:  # noqa: SIM118
                 value = file.get_tensor(name).item()
                 if values.setdefault(_short_name(name, prefix), value) != value:
                     raise InputError(
@@ -231,19 +229,22 @@ def relation_attention(
     query: (B, H, n, D). key, value: (B, H or a divisor of it, T, D), the cached tokens first.
     attention_mask: the result of `relation_mask`, or a bool mask as `_check_mask` describes it.
     Blocks that start a row run the fastest backend. Single tokens and blocks with a bool mask run
-    plain PyTorch, O(n T). Raises InputError for a module without `lam`, dropout, soft capping,
-    attention sinks, attention that is not causal, a request for weights, or another mask.
+    plain PyTorch, O(n T). Raises InputError for a module without `lam`, for another mask, and for
+    all that Relation has not, such as dropout, attention sinks or a request for weights.
     """
-    lam = getattr(module, "lam", None)
-    if lam is None:
+    if (lam := getattr(module, "lam", None)) is None:
         raise InputError(
             f"{type(module).__name__} has no lambda; call relation.hf.add_lambda(model) first, "
             "which gives one to causal attention with a layer_idx"
         )
+    given = {name for name, x in options.items() if x is not None}
     for name, used in (
         ("dropout of attention weights", dropout),
         ("soft capping of scores", options.get("softcap")),
-        ("attention sinks", options.get("s_aux") is not None),
+        ("attention sinks", given & {"s_aux", "sinks"}),
+        ("bias of scores", "position_bias" in given),
+        ("keys that an indexer chooses", given & {"indices", "block_indices"}),
+        ("values of another width than Q and K", value.shape[-1] != query.shape[-1]),
         ("attention that is not causal", options.get("is_causal") is False),
         ("weights to return (output_attentions)", options.get("output_attentions")),
     ):
@@ -260,14 +261,13 @@ def relation_attention(
         documents, mask = _documents(mask), None
     elif mask is not None:
         _check_mask(mask, n, key.shape[2])
+        # A token that sees nothing is padding. Let it see all tokens, so its result is finite.
+        mask = mask | ~mask.any(-1, keepdim=True)
     if mask is None and n > 1:
         # A static cache has more keys than the prompt has tokens.
         key, value = key[:, :, :n], value[:, :, :n]
         y = _OPERATOR(query, key, value, lam, TAU, documents=documents)
     else:
-        if mask is not None:
-            # A token that sees nothing is padding. Let it see all tokens, so its result is finite.
-            mask = mask | ~mask.any(-1, keepdim=True)
         y = full_relation_step(query, key, value, lam, TAU, visible=mask)
     return y.transpose(1, 2).contiguous(), None  # some families call `view`
 

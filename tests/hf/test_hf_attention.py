@@ -290,7 +290,8 @@ def test_a_sliding_window_hides_the_tokens_before_it():
 
 def attend(**options) -> Tensor:
     x = normal(1, 2, 3, 6, seed=1)
-    return relation_attention(attention(), x, x, x, None, **options)
+    given = {"query": x, "key": x, "value": x, "attention_mask": None} | options
+    return relation_attention(attention(), **given)
 
 
 def see() -> None:
@@ -306,6 +307,9 @@ def see() -> None:
         (lambda: attend(dropout=0.1), "dropout"),
         (lambda: attend(softcap=50.0), "capping"),
         (lambda: attend(s_aux=torch.zeros(2)), "sinks"),
+        (lambda: attend(position_bias=torch.zeros(1, 2, 3, 3)), "no bias of scores"),
+        (lambda: attend(indices=torch.zeros(1, 3, 1)), "no keys that an indexer chooses"),
+        (lambda: attend(value=normal(1, 2, 3, 4, seed=1)), "no values of another width"),
         (lambda: attend(is_causal=False), "causal"),
         (lambda: attend(output_attentions=True), "no weights to return"),
         (lambda: llama()(TOKENS[:, :6], torch.ones(1, 1, 6, 5).bool()), "(1, 1, 6, 5); give "),
