@@ -113,14 +113,12 @@ class HistoryCache(Cache):
                     "decode state".format(*kinds)
                 )
         self.reserve(end, blocks)
-        if not self.uneven:
-            for buffer, block in zip(self.tensors, blocks, strict=True):
-                buffer[:, :, self.length : end] = block
-        else:  # write row b of (B, n, H, D) to the positions of row b
+        where = slice(None), slice(self.length, end)  # rows and positions
+        if self.uneven:  # row b's block goes to the positions of row b
             places = self.places(n, first.device)  # (B, n)
-            rows = torch.arange(len(places), device=first.device)[:, None]
-            for buffer, block in zip(self.tensors, blocks, strict=True):
-                buffer.transpose(1, 2)[rows, places] = block.transpose(1, 2)
+            where = torch.arange(len(places), device=first.device)[:, None], places
+        for buffer, block in zip(self.tensors, blocks, strict=True):
+            buffer.transpose(1, 2)[where] = block.transpose(1, 2)  # (B, n, H, D)
         self._count(n)
         return self.states
 
@@ -133,9 +131,8 @@ class HistoryCache(Cache):
         # Zeros, because places after a shorter row's end are read too, with weight 0.
         with torch.inference_mode(False):  # so that later blocks may be read outside it
             buffers = tuple(x.new_zeros(*x.shape[:2], capacity, x.shape[3]) for x in like)
-        if self.tensors:
-            for buffer, state in zip(buffers, self.states, strict=True):
-                buffer[:, :, : self.length] = state
+        for buffer, state in zip(buffers, self.states, strict=False):  # none before the first
+            buffer[:, :, : self.length] = state
         self.capacity, self.tensors = capacity, buffers
 
 
