@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 from torch.utils.weak import WeakTensorKeyDictionary
 from transformers import AttentionInterface, PreTrainedModel
-from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+from transformers.masking_utils import AttentionMaskInterface, causal_mask_function, sdpa_mask
 
 from relation.errors import InputError
 from relation.kernels.documents import Documents
@@ -134,9 +134,11 @@ def relation_mask(**options: Any) -> Tensor | None:
     is_first = n > 1 and not (traced and isinstance(offset, Tensor)) and offset == 0
     window = options.get("local_size")
     is_narrow = window is not None and window <= n
-    if not is_first or is_narrow or options.get("use_vmap"):
-        return sdpa_mask(**options)
     is_causal = options.get("allow_is_causal_skip", True)
+    # Some models change the causal mask themselves, and so ask for one in every case.
+    is_changed = not is_causal and sees is causal_mask_function
+    if not is_first or is_narrow or is_changed or options.get("use_vmap"):
+        return sdpa_mask(**options)
     if is_causal and text is None:
         return None
 

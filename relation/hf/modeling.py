@@ -165,10 +165,9 @@ class RelationPreTrainedModel(PreTrainedModel):
     def initialize_weights(self) -> None:
         """Draw the weights that no file has with `Decoder.initialise`, seeded by PyTorch's RNG."""
         decoder = self.base_model.decoder
-        if getattr(decoder, "_is_hf_initialized", False):  # the base model has drawn them
-            return
-        decoder.initialise(int(torch.randint(2**62, (), device="cpu")))
-        decoder._is_hf_initialized = True
+        if not getattr(decoder, "_is_hf_initialized", False):  # else its base model drew them
+            decoder.initialise(int(torch.randint(2**62, (), device="cpu")))
+            decoder._is_hf_initialized = True
 
 
 class RelationModel(RelationPreTrainedModel):

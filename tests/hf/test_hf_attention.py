@@ -326,6 +326,14 @@ def test_what_relation_has_not_is_refused(call, message):
     assert message in refusal(call)
 
 
+def test_a_model_gets_the_causal_mask_that_it_wants_to_change():
+    config = transformers.LlamaConfig(attn_implementation="relation")
+    make = partial(transformers.masking_utils.create_causal_mask, allow_is_causal_skip=False)
+    mask = make(config, torch.empty(2, 5, 0), PADDING[:, 2:7].bool(), None)
+    expected = torch.ones(5, 5).tril().bool() & PADDING[:, None, None, 2:7].bool()
+    assert torch.equal(mask, expected)
+
+
 @pytest.mark.parametrize(("first", "wrong"), [
     (0, lambda mask: mask.tril(-1)),
     (0, lambda mask: mask & (torch.arange(9) != 6) | mask.tril(-1)),  # token 6 does not see itself
