@@ -80,6 +80,8 @@ def add_lambda(
     # config.json stores this: a loaded model runs Relation, or fails without relation.hf.
     for module in modules.values():
         module.config.attn_implementation, module.config.has_lambda = NAME, True
+    # `generate_batch` would change to FlashAttention, so to softmax, in a model that supports it.
+    base._supports_flash_attn = False
     # A loaded model gives its attention to all parts of its configuration, except those named here.
     parts = {name: getattr(base.config, name, None) for name in base.config.sub_configs}
     parts = {name: NAME for name, part in parts.items() if getattr(part, "has_lambda", False)}

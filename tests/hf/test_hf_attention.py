@@ -334,6 +334,13 @@ def test_a_model_gets_the_causal_mask_that_it_wants_to_change():
     assert torch.equal(mask, expected)
 
 
+def test_continuous_batching_does_not_run_softmax(monkeypatch):
+    module = "transformers.generation.continuous_batching.continuous_api"
+    monkeypatch.setattr(f"{module}.is_flash_attn_2_available", lambda **options: True)
+    with pytest.raises(ValueError, match="relation is not supported"):
+        llama().generate_batch([[1, 2]])
+
+
 @pytest.mark.parametrize(("first", "wrong"), [
     (0, lambda mask: mask.tril(-1)),
     (0, lambda mask: mask & (torch.arange(9) != 6) | mask.tril(-1)),  # token 6 does not see itself
