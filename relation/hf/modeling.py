@@ -296,8 +296,7 @@ def _starts(
     """
     if places is None:
         return None
-    first = places[:, :1] < least
-    starts = torch.cat((first, places.diff(dim=1) != 1), dim=1).expand(tokens.shape)
+    starts = torch.cat((places[:, :1] < least, places.diff(dim=1) != 1), dim=1).expand(tokens.shape)
     if mask is not None:  # padding may have any position
         text = mask[:, -tokens.shape[1] :] != 0
         starts = starts & text & F.pad(text[:, :-1], (1, 0), value=1 if read else 0)

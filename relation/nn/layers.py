@@ -90,8 +90,7 @@ class _Layer(nn.Module):
             if fit and lengths.device.type == "cpu" and not torch.compiler.is_compiling():
                 fit = 1 <= lengths.min() <= lengths.max() <= tokens
             if not fit:
-                advice = f"give {batch} from 1 to {tokens}, int64"
-                raise InputError(f"begin() of the cache got wrong lengths; {advice}")
+                raise InputError(f"begin() got bad lengths; give {batch} from 1 to {tokens}, int64")
         rope = rope_angles(places_of(x, documents, cache), self.head_dim, self._config.rope_base)
         if cache is None:
             return super().forward(Normed(x), rope, None, documents)

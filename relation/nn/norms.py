@@ -48,8 +48,9 @@ class Normed(NamedTuple):
 
 
 def is_bare(linear: nn.Module) -> bool:
-    """Whether calling a module only multiplies by its weight."""
-    return type(linear) is nn.Linear and linear.bias is None and not is_patched(linear)
+    """Whether calling a module only multiplies by its weight (torchao quantises the weight)."""
+    is_plain = type(linear) is nn.Linear and type(linear.weight) in (nn.Parameter, Tensor)
+    return is_plain and linear.bias is None and not is_patched(linear)
 
 
 def is_patched(module: nn.Module) -> bool:

@@ -83,6 +83,7 @@ def why_plain(model: Decoder, dtype: torch.dtype) -> str | None:
             for m in model.modules()
             if not type(m).__module__.startswith("torch._dynamo.")  # torch.compile's wrapper
         ),
+        "quantised weights": any(type(p) is not torch.nn.Parameter for p in model.parameters()),
         "biases": any(getattr(m, "bias", None) is not None for m in model.modules()),
     }.items():
         if used:

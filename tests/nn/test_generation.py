@@ -12,8 +12,9 @@ import peft
 import pytest
 import torch
 from conftest import refusal
+from equations import assert_close
 from interpreter import INTERPRETED, run_interpreted
-from models import greedy, stirred
+from models import TOKENS, greedy, stirred
 
 from relation.errors import RunError
 from relation.nn import Decoder, Execution, ModelConfig, generate, replay, sampling
@@ -300,3 +301,23 @@ def test_adapters_hooks_and_biases_are_not_passed_over():
     assert "biases" in why_plain(biased, torch.float32)
     compiled = torch.compile(prepared_model("full"))
     assert "adapters" not in (why_plain(compiled, torch.float32) or "")
+
+
+class Rounded(torch.Tensor):
+    """A weight that only `F.linear` can read, as torchao's quantised weights."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        if function is torch.nn.functional.linear:
+            return function(args[0], args[1].as_subclass(torch.Tensor).round(decimals=2))
+        return super().__torch_function__(function, types, args, kwargs)
+
+
+def test_quantised_weights_are_read_only_by_their_layers():
+    model, expected = prepared_model("hybrid"), prepared_model("hybrid")
+    for ours, theirs in zip(model.modules(), expected.modules(), strict=True):
+        if isinstance(ours, torch.nn.Linear):
+            ours.weight = torch.nn.Parameter(ours.weight.detach().as_subclass(Rounded))
+            theirs.weight.data = theirs.weight.data.round(decimals=2)
+    assert_close(model(TOKENS), expected(TOKENS), terms=64)
+    assert "quantised weights" in why_plain(model, torch.float32)
