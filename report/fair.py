@@ -1,8 +1,8 @@
 """The fair comparison by the rules of docs/preregistration.md: rates, differences and verdicts.
 
-In campaign `fair`, variations `rate-...` and `rate30-...` search for each arm's learning rate.
-The runs that compare arms are in `tuned`, in `tuned-...` (other scales or seeds), in `long` and in
-`small-updates`. No run diverged, which a test checks, so the rules for divergences are not here.
+In campaign `fair`, variations `rate-...` and `rate30-...` search for each arm's learning rate. All
+others compare arms: `tuned-...` at other scales or on more seeds, `rate100-0.5` at half the rates.
+No run diverged, which a test checks, so the rules for divergences are not here.
 """
 
 import math

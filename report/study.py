@@ -17,7 +17,6 @@ from relation import records
 from relation.errors import InputError
 from relation.variants import ARMS, PAIRED
 from report import data, fair, overview, readings, stats
-from report.data import counted
 from report.figures import style
 from report.figures.style import COLOUR, INK, MUTED, Bar, forest, grid, save
 from report.render import number
@@ -28,6 +27,7 @@ BITS = "bits/character"
 ELSEWHERE = (
     ("30M", fair.TUNED, "30M"),
     ("100M28pc", fair.TUNED, "100M on 28% of its tokens"),
+    ("100M28pc", "rate100-0.5", "100M on 28% of its tokens, half the rate"),
     ("10M", "long", "10M on 600M tokens"),
     ("10M", "small-updates", "10M, 32,768 tokens per update"),
 )
@@ -99,11 +99,11 @@ def answer_section(runs: pd.DataFrame, settings: Sequence[data.Records], folder:
     bars = []
     for stored in settings:
         for row in overview.differences(stored.runs):
-            label = f"{row['scale']}: {stored.setting}, {counted(row['final_nll'].n, 'pair')}"
+            label = f"{row['scale']}: {stored.setting}, {data.counted(row['final_nll'].n, 'pair')}"
             bars.append(Bar(label, row["final_nll"], printed=row["paper"]))
     for scale, variation, setting in (("10M", fair.TUNED, "10M"), *ELSEWHERE):
         if pair := fair.compare_arms(fair.runs_of(runs, scale, variation), "full", "mha"):
-            label = f"{setting}: fair comparison, {counted(pair.seeds, 'seed')}"
+            label = f"{setting}: fair comparison, {data.counted(pair.seeds, 'seed')}"
             bars.append(Bar(label, pair.welch))
     bars.sort(key=lambda bar: data.scale_order(bar.name))
     label = "final validation NLL, Relation − MHA (nat/token)"
@@ -122,7 +122,7 @@ def fair_summary(compared: pd.DataFrame, runs: pd.DataFrame) -> list[str]:
         for scale, variation, setting in ELSEWHERE:
             setting_runs = fair.runs_of(runs, scale, variation)
             if pair := fair.compare_arms(setting_runs, row.over, row.under):
-                others.append(f"{setting}: {pair.welch:+.4f}, {counted(pair.seeds, 'seed')}")
+                others.append(f"{setting}: {pair.welch:+.4f}, {data.counted(pair.seeds, 'seed')}")
         if others:
             text += f" No test planned: {'; '.join(others)}."
         parts.append(text)
