@@ -158,8 +158,7 @@ def arm_table(runs: pd.DataFrame, probes: pd.DataFrame, steps: pd.DataFrame) -> 
         minutes = f"{reached / rate / 60:.2f}" if reached else "not reached"
         speeds = {"tokens/s, MHA’s = 1": f"{speed:.3f}", "GPU minutes": minutes}
         rows.append(arm_row(arm_runs, columns) | speeds)
-    # With one corpus and one vocabulary, bits/character add no information.
-    return pd.DataFrame(rows).drop(columns=BITS)
+    return pd.DataFrame(rows).drop(columns=BITS)  # of one corpus and one vocabulary
 
 
 def arm_row(runs: pd.DataFrame, differences: dict[str, object] | None = None) -> dict[str, object]:
@@ -168,6 +167,7 @@ def arm_row(runs: pd.DataFrame, differences: dict[str, object] | None = None) ->
     return {
         "variant": title(runs["variant"].iloc[0]), "rate": f"{runs['learning_rate'].iloc[0]:.3g}",
         **(differences or {}), "NLL": f"{nll:.4f}", "runs": str(len(runs)), BITS: f"{bits:.4f}",
+        "diverged": str(runs["final_nll"].isna().sum()),
         "parameters": f"{runs['parameters'].iloc[0]:,}",
     }  # fmt: skip
 
@@ -232,12 +232,12 @@ def elsewhere(runs: pd.DataFrame) -> list[Section]:
             if arm in by_arm.groups:
                 row = arm_row(by_arm.get_group(arm))
                 arm_rows.append({"variant": row["variant"], "setting": setting} | row)
+        bits = stats.bits_per_character(setting_runs).groupby(setting_runs["variant"]).mean()
         for over, under in pairs:
-            comparison = fair.compare_arms(setting_runs, over, under)
-            if comparison is None:
+            if not (comparison := fair.compare_arms(setting_runs, over, under)):
                 continue
             row = {"comparison": minus(over, under), "setting": setting}
-            row |= comparison_columns(comparison)
+            row |= comparison_columns(comparison) | {BITS: number(bits[over] - bits[under], "+.4f")}
             same_seeds = runs[runs["seed"].isin(comparison.common)]
             tuned = fair.compare_arms(fair.runs_of(same_seeds, "10M"), over, under)
             text = f"{tuned.welch:+.4f}" if tuned and scale == "10M" else ""
