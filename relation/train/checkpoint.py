@@ -36,9 +36,9 @@ def write(path: Path, tensors: Mapping[str, torch.Tensor], metadata: dict[str, s
         temporary.chmod(mode)
 
 
-def weights_hash(tensors: Mapping[str, torch.Tensor]) -> str:
-    """SHA-256 of the names and values of FP32 tensors, in the order of their names."""
-    digest = hashlib.sha256()
+def weights_hash(tensors: Mapping[str, torch.Tensor], text: str = "") -> str:
+    """SHA-256 of a text, and of the names and values of FP32 tensors in the order of the names."""
+    digest = hashlib.sha256(text.encode())
     for name, tensor in sorted(tensors.items()):
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
@@ -71,17 +71,16 @@ def trained_as(path: Path) -> str | None:
 @contextmanager
 def _readable(path: Path) -> Iterator[None]:
     """Turn an error in reading a checkpoint into an InputError."""
+    remedy = f"end the campaign's snakemake command with `-- {path}`"
     try:
         yield
     except FileNotFoundError:
-        raise InputError(
-            f"{path} is missing; end the campaign's snakemake command with `-- {path}`"
-        ) from None
+        raise InputError(f"{path} is missing; {remedy}") from None
     except (OSError, *_DAMAGE) as error:
         reason = " ".join(str(error).split("\n\t")[:2])  # PyTorch's message lists every tensor
         raise InputError(
             f"{path} is not a complete checkpoint of this version ({reason}); if snakemake made "
-            f"it, move it elsewhere and end the campaign's snakemake command with `-- {path}`"
+            f"it, move it elsewhere and {remedy}"
         ) from None
 
 
@@ -106,8 +105,7 @@ class RunState:
 
     order_hash: of the windows read so far. losses, norms, seconds: one value per update. processes:
     the number of processes, with one more entry for each change. probes: the rows so far. There is
-    no state of a random generator: after the weights are initialised, training draws no random
-    numbers.
+    no state of a random generator, because after the initial weights nothing is random.
     """
 
     init_hash: str
@@ -142,7 +140,8 @@ def snapshot(
     for index, moments in optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{index}.{name}": value for name, value in moments.items()}
     copies = {name: t.to("cpu", copy=True).contiguous() for name, t in tensors.items()}
-    return copies, {"state": json.dumps(asdict(state)), "key": key}
+    progress = json.dumps(asdict(state))
+    return copies, {"state": progress, "key": key, "sha256": weights_hash(copies, progress)}
 
 
 def load_state(
@@ -156,10 +155,12 @@ def load_state(
         return None
     try:
         with safe_open(path, framework="pt") as file:
-            if file.metadata()["key"] != key:
-                raise ValueError("other code, data, execution or probe options made it")
-            state = RunState(**json.loads(file.metadata()["state"]))
-        tensors = load_file(path)
+            metadata = file.metadata()
+        if metadata["key"] != key:
+            raise ValueError("other code, data, execution or probe options made it")
+        tensors, state = load_file(path), RunState(**json.loads(metadata["state"]))
+        if metadata["sha256"] != weights_hash(tensors, metadata["state"]):
+            raise ValueError("its values are not those that were written")
     except (OSError, *_DAMAGE) as error:
         if warn:
             print(f"warning: {path} is not used ({error}); the run starts over", file=sys.stderr)
@@ -169,6 +170,5 @@ def load_state(
     for name, value in tensors.items():
         _, index, moment = name.split(".")  # optimizer.3.exp_avg, as `snapshot` names them
         moments.setdefault(int(index), {})[moment] = value
-    groups = optimizer.state_dict()["param_groups"]
-    optimizer.load_state_dict({"state": moments, "param_groups": groups})
+    optimizer.load_state_dict(optimizer.state_dict() | {"state": moments})
     return state

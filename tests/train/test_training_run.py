@@ -228,11 +228,13 @@ def state(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return state
 
 
-@pytest.mark.parametrize("kept", [-100, 0])
+@pytest.mark.parametrize(
+    "damage", [lambda file: file[:-100], lambda file: b"", lambda file: file[:-100] + b"." * 100]
+)
 def test_a_damaged_state_is_told_and_the_run_starts_anew(
-    trained, data, tmp_path, monkeypatch, capsys, state, kept
+    trained, data, tmp_path, monkeypatch, capsys, state, damage
 ) -> None:
-    state.write_bytes(state.read_bytes()[:kept])
+    state.write_bytes(damage(state.read_bytes()))
     begun = begun_updates(monkeypatch)
     out = train_in(tmp_path, data, small_run())
     assert begun[0] == 1 and f"warning: {state} is not used" in capsys.readouterr().err
