@@ -32,8 +32,8 @@ def _campaign(options: Namespace) -> Campaign:
         return load({"campaign": "books"})
     choices = {}
     for choice in options.choices:
-        key, equals, value = choice.partition("=")
-        if not equals:
+        key, _, value = choice.partition("=")
+        if not value:
             raise InputError(
                 f"{choice!r} is not a choice; give KEY=VALUE as in config.yaml, after the job"
             )

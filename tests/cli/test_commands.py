@@ -39,6 +39,7 @@ def printed(capsys: pytest.CaptureFixture, *arguments: str, status: int = 0) -> 
         (["trian"], "invalid choice: 'trian'"),
         (["plan", "--conf", "x"], "unrecognized arguments: --conf"),
         (["plan", "campaign=smok"], "did you mean 'smoke'?"),
+        (["plan", "seeds="], "'seeds=' is not a choice; give KEY=VALUE"),
         (["plan", "--config", "nowhere.yaml"], "no configuration file nowhere.yaml"),
         (["diagnose", "seeds=42", RUN], f"'{RUN}' is not a choice; give KEY=VALUE"),
         (["prepare"], "required: CORPUS-VOCABULARY; see"),
