@@ -152,6 +152,8 @@ def test_texts_of_the_users_own_are_read_or_refused_before_the_first_job(copy: P
     refused = snakemake(copy, *TINY, f"corpus={text}", check=False)
     assert refused.returncode and "error: " in refused.stdout
     assert "Traceback" not in refused.stdout and "rule prepare" not in refused.stdout
+    refused = snakemake(copy, *TINY, "corpus=", "--dry-run", check=False)  # an unset variable
+    assert refused.returncode and "error: corpus= has no value" in refused.stdout
     sample = pd.read_parquet(copy / "relation/data/sample/train.parquet")["text"]
     text.write_text("\n\n".join(sample)[:400_000])
     # Other texts make other runs, even if old runs are in their place, and another report.
@@ -210,3 +212,18 @@ def test_a_run_that_outlives_its_snakemake_is_kept(copy: Path) -> None:
     killed_once(f"logs/train/{name}.log", os.kill, copy, *TINY, *choice)
     until((copy / target).exists, 120)
     assert planned_jobs(copy, *TINY, *choice) == {}
+
+
+def test_a_finished_run_is_kept_if_its_process_or_the_clock_then_fails(copy: Path) -> None:
+    target = "results/tiny/runs/10M-mini/gradient_clip=0.5/full/42/run.parquet"
+    choice = ("variants=full", "vary=gradient_clip=0.5", "--", target)
+    at_exit = copy / "sitecustomize.py"  # Python imports it when it starts
+    crash = "if 'train' in sys.orig_argv:\n    atexit.register(os._exit, 9)\n"
+    at_exit.write_text(f"import atexit, os, sys\n\n{crash}")
+    failed = snakemake(copy, *TINY, *choice, check=False)
+    at_exit.unlink()
+    assert failed.returncode and "Error in rule train" in failed.stdout
+    assert planned_jobs(copy, *TINY, *choice) == {}
+    # The clock goes back: what a run reads is then from the future.
+    os.utime(copy / "results/tiny/data/sample-300/data.parquet", (4e9, 4e9))
+    snakemake(copy, *TINY, *(each.replace("0.5", "0.4") for each in choice))
