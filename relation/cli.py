@@ -17,7 +17,7 @@ from typing import NoReturn
 
 from relation import records
 from relation.config import CONFIG, parsed, reference
-from relation.errors import InputError, RelationError, check_among
+from relation.errors import OUT_OF_MEMORY, InputError, RelationError, check_among
 from relation.plan import Campaign, Run, load, snakemake_command
 from relation.variants import parameter_count
 
@@ -468,8 +468,7 @@ def _run(arguments: list[str]) -> None:
 def main(arguments: list[str] | None = None) -> int:
     """Run one command and return the exit status.
 
-    0: success. 2: an error, explained in one line. 130: Ctrl-C. 141: the reader of standard output
-    closed the pipe. Both are 128 plus the signal's number, as in a shell.
+    0: success. 2: an error, told in one line. 128 and a signal's number: 130 Ctrl-C, 141 SIGPIPE.
     """
     try:
         try:
@@ -490,6 +489,11 @@ def main(arguments: list[str] | None = None) -> int:
         file = f"{error.filename}: " if error.filename else ""
         reason = error.strerror or str(error).partition("\n")[0]
         message = f"{file}{reason}; fix this and run the same command again"
+    except (MemoryError, RuntimeError) as error:
+        if not OUT_OF_MEMORY.search(repr(error)):
+            raise
+        reason = str(error).partition("\n")[0] or "out of memory"
+        message = f"{reason}; lower `micro`, or run fewer jobs at once"
     except ModuleNotFoundError as error:
         name = (error.name or "").partition(".")[0]
         if name in ("", "relation", "report"):

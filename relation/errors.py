@@ -4,9 +4,15 @@ The message is one line: what is wrong, where, and what to do. The command line 
 a traceback and exits with status 2.
 """
 
+import re
 from collections.abc import Collection
 from difflib import get_close_matches
 from typing import Any
+
+# In the repr of errors of Python, NumPy and PyTorch. cuBLAS and cuDNN allocate at their first use.
+OUT_OF_MEMORY = re.compile(
+    "MemoryError|out of memory|allocate memory|(CUBLAS|CUDNN)_STATUS_(ALLOC_FAILED|NOT_INITIALIZED)"
+)
 
 
 class RelationError(Exception):

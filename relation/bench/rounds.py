@@ -21,7 +21,6 @@ import math
 import multiprocessing
 import os
 import random
-import re
 import statistics
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -33,15 +32,11 @@ import torch
 
 from relation import machine, records
 from relation.bench.conditions import Conditions
-from relation.errors import InputError
+from relation.errors import OUT_OF_MEMORY, InputError
 from relation.jobs import Bench
 
 Workload = Callable[..., Generator]
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-# cuBLAS and cuDNN allocate memory when they are first used.
-_OUT_OF_MEMORY = re.compile(
-    "out of memory|can't allocate memory|(CUBLAS|CUDNN)_STATUS_(ALLOC_FAILED|NOT_INITIALIZED)"
-)
 
 
 def median_columns(name: str, values: Sequence[float]) -> dict:
@@ -145,8 +140,7 @@ class Failure(NamedTuple):
     def of(cls, error: Exception) -> "Failure":
         """Convert an exception into a failure."""
         message = next(iter(str(error).strip().splitlines()), "no message")
-        memory = isinstance(error, torch.OutOfMemoryError | MemoryError)
-        if memory or _OUT_OF_MEMORY.search(str(error)):
+        if OUT_OF_MEMORY.search(repr(error)):
             return cls("OOM", message)
         if isinstance(error, InputError):
             return cls("UNAVAILABLE", message)

@@ -44,10 +44,7 @@ from relation.train.distributed import World, check_processes, summed_gradients
 from relation.train.step import Readback, UpdateStep, build_optimizer, check_all_learn, nll_of, wsd
 from relation.variants import LINEAR, backend_names, parameter_count
 
-_REMEDY = (
-    "lower learning_rate, or set `divergence: record` and train with one process to keep the run "
-    "as diverged"
-)
+_REMEDY = "lower learning_rate, or train with one process and `divergence: record` to keep the run"
 
 
 def train(run: Run, data: Path, out: Path, resume: Path, runs_per_gpu: int = 1) -> None:
@@ -268,8 +265,7 @@ def _write(
 ) -> None:
     """Write losses.parquet, probes.parquet and, last, run.parquet.
 
-    splits: rows of data.parquet by split; updates: the finished updates; measured: further columns
-    of run.parquet.
+    splits: rows of data.parquet by split; updates: the finished ones; measured: further columns.
     """
     config, seconds = run.model, sum(state.seconds)
     tokens = [update.tokens for update in updates]

@@ -71,6 +71,8 @@ def test_outside_the_project_a_command_says_where_to_run(
         (KeyboardInterrupt(), 130, "\ninterrupted: run the same command again to continue\n"),
         (ModuleNotFoundError(name="tokenizers"), 2, "error: tokenizers is not installed; "),
         (OSError(errno.ENOSPC, "No space left", "x.bin"), 2, "error: x.bin: No space left; fix "),
+        (MemoryError(), 2, "error: out of memory; lower `micro`"),
+        (RuntimeError("CUDA out of memory. It\n..."), 2, "error: CUDA out of memory. It; lower "),
     ],
 )
 def test_what_ends_a_command_is_one_line(capsys, monkeypatch, error, status, line) -> None:
