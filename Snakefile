@@ -13,6 +13,7 @@ PROJECT = Path(workflow.basedir)
 sys.path.insert(0, str(PROJECT))
 
 from relation import records
+from relation.config import read
 from relation.errors import InputError, RelationError
 from relation.plan import load
 
@@ -25,6 +26,7 @@ try:
     for key, value in workflow.config_settings.config.items():
         if value is None:
             raise InputError(f"{key}= has no value; give one, or leave it out")
+    read(PROJECT / "config.yaml")  # refuses a key that occurs twice; Snakemake takes the last one
     CAMPAIGN = load(config)
     # The hash of every record to make, by path. Records in results/published are left out.
     FILES = CAMPAIGN.files()

@@ -154,6 +154,12 @@ def test_texts_of_the_users_own_are_read_or_refused_before_the_first_job(copy: P
     assert "Traceback" not in refused.stdout and "rule prepare" not in refused.stdout
     refused = snakemake(copy, *TINY, "corpus=", "--dry-run", check=False)  # an unset variable
     assert refused.returncode and "error: corpus= has no value" in refused.stdout
+    config = copy / "config.yaml"
+    once = config.read_text()
+    config.write_text(f"{once}seeds: 42\n")
+    refused = snakemake(copy, *TINY, "--dry-run", check=False)
+    assert refused.returncode and "the key 'seeds' occurs twice" in refused.stdout
+    config.write_text(once)
     sample = pd.read_parquet(copy / "relation/data/sample/train.parquet")["text"]
     text.write_text("\n\n".join(sample)[:400_000])
     # Other texts make other runs, even if old runs are in their place, and another report.
