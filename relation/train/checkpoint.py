@@ -140,8 +140,12 @@ def snapshot(
     for index, moments in optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{index}.{name}": value for name, value in moments.items()}
     copies = {name: t.to("cpu", copy=True).contiguous() for name, t in tensors.items()}
-    progress = json.dumps(asdict(state))
-    return copies, {"state": progress, "key": key, "sha256": weights_hash(copies, progress)}
+    return copies, {"state": json.dumps(asdict(state)), "key": key}
+
+
+def write_state(path: Path, tensors: Mapping[str, torch.Tensor], metadata: dict[str, str]) -> None:
+    """Write a `snapshot` with a hash of its values, which `load_state` checks."""
+    write(path, tensors, metadata | {"sha256": weights_hash(tensors, metadata["state"])})
 
 
 def load_state(

@@ -168,7 +168,7 @@ def _train(
             if _not_finite(model) is None:
                 tensors, metadata = checkpoint.snapshot(model, optimizer, state, key)
                 writing.result()  # wait for the previous write, and raise its error
-                writing = writer.submit(checkpoint.write, state_file, tensors, metadata)
+                writing = writer.submit(checkpoint.write_state, state_file, tensors, metadata)
                 if device.type == "cpu":  # here a thread would only compete with training
                     writing.result()
             readback.restart()

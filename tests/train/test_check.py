@@ -154,7 +154,8 @@ def test_lost_gradients_are_written_and_named(monkeypatch, tmp_path, capsys, fac
     message = refusal(lambda: check.gradients(spec, path), RunError)
     assert f"hybrid {lam} is wrong" in message
     assert f"hybrid {lam}: RMS error" in capsys.readouterr().err
-    rows = records.read(path, "gradients")
+    assert not path.exists()  # so that Snakemake checks again
+    rows = records.read(tmp_path / "wrong-gradients.parquet", "gradients")
     assert set(rows.loc[~(rows["error"] <= rows["allowed"]), "parameter"]) == {lam}
     assert set(map(tuple, rows["backends"])) == {("full: tiled", "linear: chunked")}
 
