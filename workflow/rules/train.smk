@@ -41,8 +41,11 @@ rule train:
     params:
         spec=lambda w: run_of(w).hash,
     shell:
-        f"python -m relation train {RUN_NAME}"
-        f" --config {CONFIG} --hash {{params.spec}} --processes {PROCESSES} > {{log}} 2>&1"
+        # The record, which is written last, makes a run finished, even if its process then fails.
+        # Snakemake would otherwise delete it and, on a GPU, train it again (`retries`).
+        f"python -m relation train {RUN_NAME} --config {CONFIG} --hash {{params.spec}}"
+        f" --processes {PROCESSES} > {{log}} 2>&1"
+        " || (status=$?; test -f {output.run} || exit $status)"
 
 
 rule diagnose:
