@@ -423,10 +423,10 @@ def gradient_rows(side: Side, scale: str, check: Check, device: torch.device) ->
 def gradients(check: Check, out: Path) -> None:
     """Check the gradient of every parameter of the campaign's training step against FP64.
 
-    A compiler bug can drop or mis-scale a gradient silently, and training would still run. The
-    step uses the campaign's loss, compilation, precision and backends. Prints every wrong gradient
-    and raises RunError if there is one.
+    A compiler bug can drop or mis-scale a gradient silently. The step has the campaign's loss,
+    compilation, precision and backends. Prints wrong gradients, and then raises RunError.
     """
+    out.unlink(missing_ok=True)  # an earlier check's record, which must not count if this one fails
     rows: list[dict] = []
     progress = Progress("check gradients", len(check.gradients), "variants")
     with claim(check.device) as device, progress:

@@ -151,6 +151,7 @@ def test_lost_gradients_are_written_and_named(monkeypatch, tmp_path, capsys, fac
     lam = "blocks.3.mixer.lam"
     planted(monkeypatch, {lam: factor})
     path, spec = tmp_path / "gradients.parquet", checked(side("hybrid"), gradient_draws=2)
+    path.write_text("of an earlier check")
     message = refusal(lambda: check.gradients(spec, path), RunError)
     assert f"hybrid {lam} is wrong" in message
     assert f"hybrid {lam}: RMS error" in capsys.readouterr().err
