@@ -253,7 +253,7 @@ def relation_attention(
         ("weights to return (output_attentions)", options.get("output_attentions")),
     ):
         if used:
-            raise InputError(f"attn_implementation='relation' has no {name}; switch it off")
+            raise InputError(f"attn_implementation='relation' has no {name}; do without it")
     # Under autocast Q and K come from RoPE in FP32, and V in 16 bits.
     query, key, value = (x.to(projection_dtype(x)) for x in (query, key, value))
     width, wide = query.shape[-1], torch.promote_types(lam.dtype, torch.float32)

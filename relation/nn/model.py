@@ -93,7 +93,7 @@ class Mixer(nn.Module):
         """
         if self.wi is not None and self.theta is not None and x.folds(self.wi):
             # Mixing W_I's rows (d x d numbers) equals mixing the states of all tokens, because it
-            # acts on heads. The norm's scale comes first, so no gradient needs the mixed weight.
+            # acts on heads. The norm's scale comes first, so its gradient reads W_I, not the mix.
             return self.split(F.linear(x.states, self.mixed(x.fold(self.wi.weight))))
         info = self.split(x.scaled() if self.wi is None else x.through(self.wi))
         return info if self.theta is None else ops.givens_mix(info, self.theta, self.pairing)

@@ -135,7 +135,7 @@ def resume_key(hash: str, *execution: object) -> str:
 def snapshot(
     model: Decoder, optimizer: torch.optim.Optimizer, state: RunState, key: str
 ) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Copy parameters, moments and progress to the host; return the arguments of `write`."""
+    """Copy parameters, moments and progress to the host; return arguments of `write_state`."""
     tensors = {f"model.{name}": p.detach() for name, p in model.named_parameters()}
     for index, moments in optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{index}.{name}": value for name, value in moments.items()}
