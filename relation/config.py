@@ -278,7 +278,7 @@ class RecallSection(Section):
 class CampaignSection(Options):
     """A campaign, `config/<campaign>.yaml`. It may set any option for all its runs."""
 
-    base: Name = key("Campaign to start from; mappings are merged, null removes an entry")
+    base: Name = key("Campaign to start from: mappings but variations merge, null removes an entry")
     title: StrictStr = key("Its name in words")
     description: StrictStr = key("What it trains, in one sentence")
     notice: StrictStr = key("Notice in the report: what its values compare with; may be empty")

@@ -115,17 +115,15 @@ def fair_summary(compared: pd.DataFrame, runs: pd.DataFrame) -> list[str]:
     """State each primary comparison with its verdict, and those for which no test was planned."""
     parts = []
     for row in compared.query("family == 'primary'").itertuples():
-        of = row.comparison
-        text = f"{minus(row.over, row.under)}, on 150M tokens: {fair.verdict(row)}. "
-        text += f"{of.welch:+.4f} nat/token, {of.seeds} seeds."
+        name, of = minus(row.over, row.under), row.comparison
+        text = f"{name}, on 150M tokens: {fair.verdict(row)}. {of.welch:+.4f} nat/token"
+        parts.append(f"{text}, {of.seeds} seeds.")
         others = []
         for scale, variation, setting in ELSEWHERE:
-            setting_runs = fair.runs_of(runs, scale, variation)
-            if pair := fair.compare_arms(setting_runs, row.over, row.under):
+            if pair := fair.compare_arms(fair.runs_of(runs, scale, variation), row.over, row.under):
                 others.append(f"{setting}: {pair.welch:+.4f}, {data.counted(pair.seeds, 'seed')}")
         if others:
-            text += f" No test planned: {'; '.join(others)}."
-        parts.append(text)
+            parts.append(f"{name}, no test planned: {'; '.join(others)}.")
     return parts
 
 
@@ -223,8 +221,7 @@ def comparisons(compared: pd.DataFrame, family: str) -> Section:
 
 def elsewhere(runs: pd.DataFrame) -> list[Section]:
     """Return two tables of runs under the conditions of ELSEWHERE: the arms, the differences."""
-    _, best_attention = fair.PRIMARY[1]
-    pairs, arm_rows, pair_rows = [*fair.PRIMARY, (best_attention, "mha")], [], []
+    pairs, arm_rows, pair_rows = [*fair.PRIMARY, (fair.PRIMARY[1][1], "mha")], [], []
     for scale, variation, setting in ELSEWHERE:
         setting_runs = fair.runs_of(runs, scale, variation)
         by_arm = setting_runs.groupby("variant")
