@@ -438,7 +438,7 @@ def gradients(check: Check, out: Path) -> None:
             progress.advance(1, side.variant)
     shared = records.key(check, "gradients") | records.origin(check.hash, describe(device))
     wrong = [row for row in rows if not row["error"] <= row["allowed"]]
-    # Under its own name this record would count as done, and the next call would train.
+    # Under its own name this record would count as done in the next call of snakemake.
     records.write(out.with_stem(f"wrong-{out.stem}") if wrong else out, "gradients", rows, shared)
     for row in wrong:
         line = "{variant} {parameter}: {measure} error {error:.2e}, allowed {allowed:.2e}"

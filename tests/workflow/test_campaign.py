@@ -220,17 +220,14 @@ def test_a_run_that_outlives_its_snakemake_is_kept(copy: Path) -> None:
     assert planned_jobs(copy, *TINY, *choice) == {}
 
 
-def test_what_is_finished_is_kept_if_its_process_or_the_clock_then_fails(copy: Path) -> None:
-    run = "10M-mini/gradient_clip=0.5/full/42"
-    targets = [f"results/tiny/{path}.parquet" for path in (f"runs/{run}/run", f"flow/{run}/flow")]
-    choice = ("variants=full", "vary=gradient_clip=0.5", "--", *targets)
+def test_a_finished_run_is_kept_if_its_process_or_the_clock_then_fails(copy: Path) -> None:
+    target = "results/tiny/runs/10M-mini/gradient_clip=0.5/full/42/run.parquet"
+    choice = ("variants=full", "vary=gradient_clip=0.5", "--", target)
     at_exit = copy / "sitecustomize.py"  # Python imports it when it starts
-    crash = "if {'train', 'diagnose'} & {*sys.orig_argv}:\n    atexit.register(os._exit, 9)\n"
+    crash = "if 'train' in sys.orig_argv:\n    atexit.register(os._exit, 9)\n"
     at_exit.write_text(f"import atexit, os, sys\n\n{crash}")
-    failed = snakemake(copy, *TINY, *choice, check=False)
+    snakemake(copy, *TINY, *choice)
     at_exit.unlink()
-    # A run counts at once, as a retry would delete it. Other jobs fail, and then count.
-    assert "Error in rule train" not in failed.stdout and "Error in rule diagnose" in failed.stdout
     assert planned_jobs(copy, *TINY, *choice) == {}
     # The clock goes back: what a run reads is then from the future.
     os.utime(copy / "results/tiny/data/sample-300/data.parquet", (4e9, 4e9))
