@@ -33,8 +33,7 @@ autodoc_typehints = "signature"
 
 def setup(app):
     """Add the list of pages to README, for the sidebar, and copy the report into the site."""
-    pages = "\n".join(PAGES)
-    listed = f"\n\n```{{toctree}}\n:hidden:\n:glob:\n\n{pages}\n```\n"
+    listed = "\n\n```{toctree}\n:hidden:\n:glob:\n\n" + "\n".join(PAGES) + "\n```\n"
 
     def add_list(_, name, text):
         if name == root_doc:

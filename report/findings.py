@@ -42,9 +42,8 @@ def cells(settings: list[data.Records]) -> None:
         rows = shown.assign(cell=keys)[quoted & (shown["statistic"] != "sd")]
         few = rows["by_seed"].map(lambda values: [*values.values()] if len(values) < 4 else [])
         rows["by_seed"] = few.map(lambda values: " ".join(f"{each:.4f}" for each in values))
-        names = ["cell", "value", "low", "high", "n", "paper", "text", "by_seed"]
-        print(f"{name}, cells:")
-        print(rows[names].to_string(index=False, float_format="{:.6f}".format))
+        rows = rows[["cell", "value", "low", "high", "n", "paper", "text", "by_seed"]]
+        print(f"{name}, cells:\n{rows.to_string(index=False, float_format='{:.6f}'.format)}")
         for verdict, count, unsure in overview.tally(claims.judge(shown, stored)):
             print(f"{name}, claims {verdict}: {count}, not established {unsure}")
 
@@ -53,8 +52,7 @@ def fair_spread(frames: dict[str, pd.DataFrame]) -> None:
     """Print deviations, errors of fitted rates, differences by GPU, gains in equal time."""
     runs, fresh = frames["runs"], fair.runs_of(frames["runs"], "10M")
     print("deviation of final NLL:", fresh.groupby("variant")["final_nll"].std().round(4).to_dict())
-    passes = runs.query("variation == 'long'")["epochs"].unique()
-    print("passes over the text on 600M tokens:", passes)
+    print("passes on 600M tokens:", runs.query("variation == 'long'")["epochs"].unique())
     # The error of the fitted rates, of which no interval knows.
     new = fresh.groupby("variant")["final_nll"].mean()
     search = runs[runs["variation"].str.match("rate-") & (runs["scale"] == "10M")]
@@ -70,13 +68,16 @@ def fair_spread(frames: dict[str, pd.DataFrame]) -> None:
             print(f"{device}, {over} - {under}, {pair.seeds} seeds: {pair.welch:+.4f}")
     long_runs, mha = fair.runs_of(runs, "10M", "long"), "variant == 'mha'"
     short, long = (each.query(mha)["final_nll"].mean() for each in (fresh, long_runs))
-    both = "mha-qknorm-gate"
-    for arm_runs, variant in ((fresh, "mha-gate"), (fresh, both), (long_runs, both)):
-        speed, _ = study.throughput(frames["steps"], variant, "cudnn")
+    for arm_runs, additions in (
+        (fresh, "gate"),
+        (fresh, "qknorm-gate"),
+        (long_runs, "qknorm-gate"),
+    ):
+        speed, _ = study.throughput(frames["steps"], f"mha-{additions}", "cudnn")
         fewer_tokens = (short - long) * math.log(1 / speed, 4)
-        gain = fair.compare_arms(arm_runs, variant, "mha").welch.value + fewer_tokens
+        gain = fair.compare_arms(arm_runs, f"mha-{additions}", "mha").welch.value + fewer_tokens
         print(
-            f"{variant} - mha in equal time, {arm_runs['budget_tokens'].iloc[0]:,} tokens of MHA, "
+            f"mha-{additions} - mha in equal time, {arm_runs['budget_tokens'].iloc[0]:,} tokens, "
             f"if NLL is linear in log tokens: {gain:+.4f}"
         )
 

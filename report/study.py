@@ -23,16 +23,8 @@ from report.render import number
 
 LESS, ALIKE = "− MHA", "− MHA with the same additions"
 BITS = "bits/character"
-# Scale, variation and name of the conditions that repeat the primary comparisons.
-ELSEWHERE = (
-    ("30M", fair.TUNED, "30M"),
-    ("100M28pc", fair.TUNED, "100M on 28% of its tokens"),
-    ("100M28pc", "rate100-0.5", "100M on 28% of its tokens, half the rate"),
-    ("10M", "long", "10M on 600M tokens"),
-    ("10M", "small-updates", "10M, 32,768 tokens per update"),
-)
-MARK = {"mha": "o", "full": "s"}
 HORIZONS = (("150M", fair.TUNED), ("600M", "long"))  # training tokens, variation
+MARK = {"mha": "o", "full": "s"}
 
 
 @dataclass(frozen=True)
@@ -60,13 +52,12 @@ def sections(folder: Path, settings: Sequence[data.Records]) -> list[Section]:
     runs, probes = tuned["runs"], tuned["probes"]
     steps, fresh = pd.concat([tuned["steps"], books["steps"]]), fair.runs_of(runs, "10M")
     compared = fair.comparison_table(runs)
-    primary = replace(comparisons(compared, "primary"), summary=fair_summary(compared, runs))
     pairs = readings.values(trials)
     with style.styled():
         readings.draw_anchor(pairs, folder)
         worth(fresh, folder)  # of the first page
         return [
-            primary,
+            replace(comparisons(compared, "primary"), summary=fair_summary(compared, runs)),
             Section("arms", arm_table(fresh, probes, steps)),
             comparisons(compared, "minus-mha"),
             *elsewhere(runs),
@@ -94,21 +85,34 @@ def minus(over: str, under: str) -> str:
 
 
 def answer_section(runs: pd.DataFrame, settings: Sequence[data.Records], folder: Path) -> Section:
-    """Draw Relation − MHA of every setting that has pairs: the rows of the first page, and the
-    fair comparison. runs: those of campaign `fair`."""
+    """Draw Relation − MHA of every setting with pairs. runs: those of campaign `fair`."""
     bars = []
     for stored in settings:
         for row in overview.differences(stored.runs):
             label = f"{row['scale']}: {stored.setting}, {data.counted(row['final_nll'].n, 'pair')}"
             bars.append(Bar(label, row["final_nll"], printed=row["paper"]))
-    for scale, variation, setting in (("10M", fair.TUNED, "10M"), *ELSEWHERE):
-        if pair := fair.compare_arms(fair.runs_of(runs, scale, variation), "full", "mha"):
+    for setting, condition_runs in {"10M": fair.runs_of(runs, "10M"), **conditions(runs)}.items():
+        if pair := fair.compare_arms(condition_runs, "full", "mha"):
             label = f"{setting}: fair comparison, {data.counted(pair.seeds, 'seed')}"
             bars.append(Bar(label, pair.welch))
     bars.sort(key=lambda bar: data.scale_order(bar.name))
-    label = "final validation NLL, Relation − MHA (nat/token)"
-    save(forest(bars, label), folder / "answer.svg")
+    save(forest(bars, "final validation NLL, Relation − MHA (nat/token)"), folder / "answer.svg")
     return Section("answer", figure=True)
+
+
+def conditions(runs: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Return the runs under each condition that repeats primary comparisons, by its name."""
+    large, run = "100M on 28% of its tokens", ["variant", "seed"]
+    tried = fair.runs_of(runs, "100M28pc", "(tuned|rate100)")
+    tried = tried[tried.duplicated(run, keep=False)].sort_values("final_nll")
+    return {
+        "30M": fair.runs_of(runs, "30M"),
+        large: fair.runs_of(runs, "100M28pc"),
+        f"{large}, half the rate": fair.runs_of(runs, "100M28pc", "rate100-0.5"),
+        f"{large}, each at the better rate": tried.drop_duplicates(run),
+        "10M on 600M tokens": fair.runs_of(runs, "10M", "long"),
+        "10M, 32,768 tokens per update": fair.runs_of(runs, "10M", "small-updates"),
+    }
 
 
 def fair_summary(compared: pd.DataFrame, runs: pd.DataFrame) -> list[str]:
@@ -119,8 +123,8 @@ def fair_summary(compared: pd.DataFrame, runs: pd.DataFrame) -> list[str]:
         text = f"{name}, on 150M tokens: {fair.verdict(row)}. {of.welch:+.4f} nat/token"
         parts.append(f"{text}, {of.seeds} seeds.")
         others = []
-        for scale, variation, setting in ELSEWHERE:
-            if pair := fair.compare_arms(fair.runs_of(runs, scale, variation), row.over, row.under):
+        for setting, condition_runs in conditions(runs).items():
+            if pair := fair.compare_arms(condition_runs, row.over, row.under):
                 others.append(f"{setting}: {pair.welch:+.4f}, {data.counted(pair.seeds, 'seed')}")
         if others:
             parts.append(f"{name}, no test planned: {'; '.join(others)}.")
@@ -220,15 +224,11 @@ def comparisons(compared: pd.DataFrame, family: str) -> Section:
 
 
 def elsewhere(runs: pd.DataFrame) -> list[Section]:
-    """Return two tables of runs under the conditions of ELSEWHERE: the arms, the differences."""
+    """Return two tables of runs under other `conditions`: the arms, the differences."""
     pairs, arm_rows, pair_rows = [*fair.PRIMARY, (fair.PRIMARY[1][1], "mha")], [], []
-    for scale, variation, setting in ELSEWHERE:
-        setting_runs = fair.runs_of(runs, scale, variation)
-        by_arm = setting_runs.groupby("variant")
-        for arm in ARMS:
-            if arm in by_arm.groups:
-                row = arm_row(by_arm.get_group(arm))
-                arm_rows.append({"variant": row["variant"], "setting": setting} | row)
+    for setting, setting_runs in conditions(runs).items():
+        by_arm = dict(list(setting_runs.groupby("variant")))
+        arm_rows += [{"setting": setting} | arm_row(by_arm[x]) for x in ARMS if x in by_arm]
         bits = stats.bits_per_character(setting_runs).groupby(setting_runs["variant"]).mean()
         for over, under in pairs:
             if not (comparison := fair.compare_arms(setting_runs, over, under)):
@@ -237,7 +237,7 @@ def elsewhere(runs: pd.DataFrame) -> list[Section]:
             row |= comparison_columns(comparison) | {BITS: number(bits[over] - bits[under], "+.4f")}
             same_seeds = runs[runs["seed"].isin(comparison.common)]
             tuned = fair.compare_arms(fair.runs_of(same_seeds, "10M"), over, under)
-            text = f"{tuned.welch:+.4f}" if tuned and scale == "10M" else ""
+            text = f"{tuned.welch:+.4f}" if tuned and setting.startswith("10M") else ""
             pair_rows.append(row | {"150M tokens, same seeds": text})
     arms, differences = pd.DataFrame(arm_rows), pd.DataFrame(pair_rows)
     return [Section("elsewhere", arms), Section("elsewhere-apart", differences)]

@@ -197,6 +197,29 @@ def test_larger_models_and_longer_runs_stand_beside_the_same_seeds():
     assert long["150M tokens, same seeds"] == f"{same.welch:+.4f}"
 
 
+def test_variants_that_ran_at_half_the_rate_are_compared_at_their_better_one():
+    tuned, half = "tuned-100M28pc", "rate100-0.5"
+    losses = {
+        ("mha", tuned): 2.50,
+        ("mha", half): 2.40,
+        ("full", tuned): 2.45,
+        ("full", half): 2.46,
+    }
+    losses |= {("mha-qknorm-gate", tuned): 2.30}  # has one rate
+    runs = pd.DataFrame(run(arm, 42, nll, at, "100M28pc") for (arm, at), nll in losses.items())
+    arms, apart = (one.table for one in study.elsewhere(pd.concat([fair_runs(), runs])))
+    large, additions = "100M on 28% of its tokens", study.minus("mha-qknorm-gate", "mha")
+    assert apart.set_index(["setting", "comparison"])["Welch"].to_dict() == {
+        (large, "Relation − MHA"): "−0.0500", (large, additions): "−0.2000",
+        (f"{large}, half the rate", "Relation − MHA"): "+0.0600",
+        (f"{large}, each at the better rate", "Relation − MHA"): "+0.0500",
+    }  # fmt: skip
+    better = arms[arms["setting"].str.endswith("better rate")]
+    assert dict(zip(better["variant"], better["NLL"], strict=True)) == {
+        "MHA": "2.4000", "Relation": "2.4500",
+    }  # fmt: skip
+
+
 def test_the_shipped_readings_are_those_of_the_findings(tmp_path):
     names = {section.name: section for section in study.sections(tmp_path, [])}
     arms = names["readings"].table.set_index(["W_O, W_down", "changed"])
