@@ -222,7 +222,7 @@ def main() -> None:
     tuned, books, trials = (records.load(records.PUBLISHED / name) for name in names)
     fair_spread(tuned)
     first_layer(tuned["probes"].query("variation.str.contains('^tuned|^rate-2')"))
-    curves(tuned["probes"].query("variation == 'long' or scale == '100M28pc'"))
+    curves(tuned["probes"].query("variation in ('long', 'tuned-100M28pc')"))
     cells(settings)
     counts()
     for name in ("books", "readings", "anchor", "conversion"):

@@ -287,7 +287,7 @@ def shares_of_the_end(estimates: pd.Series) -> dict[str, str]:
 
 def rates(runs: pd.DataFrame, folder: Path) -> Iterator[Section]:
     """Yield the search for each arm's learning rate, one section per scale: rates, rates-30M."""
-    for scale, scale_runs in runs[runs["variation"].str.startswith("rate")].groupby("scale"):
+    for scale, scale_runs in runs[runs["variation"].str.match("rate(30)?-")].groupby("scale"):
         if scale == "10M":
             name, sign, times, unit = "rates", "", 1e3, " (10⁻³)"
             scale_runs = scale_runs.assign(rate=scale_runs["learning_rate"])

@@ -241,7 +241,7 @@ def test_the_shipped_comparison_follows_its_protocol(tmp_path):
     same_rate = runs.groupby([kind, "scale", "variant", "learning_rate"])["final_nll"]
     assert (runs["final_nll"] < same_rate.transform("median") + 0.5).all()
     # The searches give the primary arms, and the rate of every fresh run.
-    search = runs[runs["variation"].str.match("rate")].groupby(["scale", "variant"])
+    search = runs[runs["variation"].str.match("rate(30)?-")].groupby(["scale", "variant"])
     best = {names: fair.best_rate(arm_runs) for names, arm_runs in search}
     lowest = {}
     for kind in ("full", "mha"):
@@ -249,10 +249,11 @@ def test_the_shipped_comparison_follows_its_protocol(tmp_path):
         lowest[kind] = min(set(arms) - {"mha-self"}, key=lambda arm: best["10M", arm][1])
     assert (("full", "mha"), (lowest["full"], lowest["mha"])) == fair.PRIMARY
     for run in plan.load({"campaign": "fair"}).planned:
-        if run.variation.startswith(("tuned", "long")):
-            large = run.scale == "100M28pc"  # 6e-4 times the arm's factor at 30M
+        if run.variation.startswith(("tuned", "long", "rate100")):
+            large = run.scale == "100M28pc"  # 6e-4 times the arm's factor at 30M, or half of this
             rate, _ = best["30M" if large else run.scale, run.variant]
-            assert run.learning_rate == pytest.approx(rate / 8e-4 * 6e-4 if large else rate)
+            carried = (3e-4 if run.variation == "rate100-0.5" else 6e-4) * rate / 8e-4
+            assert run.learning_rate == pytest.approx(carried if large else rate)
     section, *_ = study.rates(runs, tmp_path)
     row = section.table.set_index("variant").loc["MHA"]
     # A dash marks a rate that was not tried.
