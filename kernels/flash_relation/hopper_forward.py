@@ -67,6 +67,16 @@ def _exponents(u, K: gl.constexpr):
 
 
 @gluon.jit
+def _await_scores(u, w, z, z_rest, own, info, add, HOLDS: gl.constexpr, K: gl.constexpr):
+    """`hopper_tiles.await_scores`; a held p1, `own`, goes through the wait (`begin_scores`)."""
+    if HOLDS:
+        u, z, w, own = warpgroup_mma_wait(0, deps=[u, z, w, own])
+    else:
+        u, w, z, z_rest = hp.await_scores(u, w, info, z, z_rest, add, 0, K.REST, K.GROUPS)
+    return u, w, z, z_rest, own
+
+
+@gluon.jit
 def _consumer(ME: gl.constexpr, given, memory, K: gl.constexpr):
     y_tiles, lam, gate_logit, log_norm, sizes, T, tau = given
     _, _, _, H, documents = sizes
@@ -75,6 +85,8 @@ def _consumer(ME: gl.constexpr, given, memory, K: gl.constexpr):
     S: gl.constexpr = hp.products(BLOCK)
     # Tiles that every row sees need no mask. They get a separate loop if registers suffice for it.
     SPLIT: gl.constexpr = documents is not None and K.REST == 0
+    # With two loops, ptxas would serialise all products of a p1 in registers.
+    HOLDS: gl.constexpr = K.HOLDS_P1 and documents is None
     lam = gl.load(lam)
     # The stage before stage 0, because each step first moves to the next stage.
     stage = K.STAGES - 1
@@ -90,7 +102,11 @@ def _consumer(ME: gl.constexpr, given, memory, K: gl.constexpr):
         place = slot * K.GROUPS + ME
         i_start = i_block + BLOCK * ME
         p1_i = hp.tile_at(p1, place)
-        if K.SCALED:
+        own = w  # stands for p1 held in registers
+        if HOLDS:
+            own = p1_i[0].load(hp.factors(BLOCK))
+            own = (own * (0.5 * K.SCALE)).to(DTYPE) if K.SCALED else own
+        elif K.SCALED:
             hp.scale_tile(p1_i[0], 0.5 * K.SCALE)
         hp.leave_slot(free, slot, turn, K.SLOTS, False)
         history = hp.partial_sums(hp.zeros(BLOCK))
@@ -103,19 +119,21 @@ def _consumer(ME: gl.constexpr, given, memory, K: gl.constexpr):
                 before = stage
                 stage, phase = hp.next_stage(stage, phase, K.STAGES)
                 mbarrier.wait(full.index(stage), phase)
-                u = hp.begin_scores(p1_i, hp.tile_at(p2, stage), K.REST)
+                left = (own, own) if HOLDS else p1_i
+                u = hp.begin_scores(left, hp.tile_at(p2, stage), K.REST)
                 is_after_first, is_after_second = step > first, step > first + 1
-                u, w, z, z_rest = hp.await_scores(
-                    u, w, hp.tile_at(info, before), z, z_rest, is_after_second, 0, K.REST, K.GROUPS
+                u, w, z, z_rest, own = _await_scores(
+                    u, w, z, z_rest, own, hp.tile_at(info, before), is_after_second, HOLDS, K
                 )
                 # One group: z += W I of the previous step has ended too, so its stage is released.
                 if K.GROUPS == 1 and is_after_first:
                     hp.leave(empty.index(before))
                 # W_ij = exp(E_ij); l += sum of W_ij over j.
                 e2 = _exponents(u, K)
-                weight = gl.exp2(
-                    hp.only_seen(e2, None if UNMASKED else documents, start_i, step * BLOCK, False)
-                )
+                if UNMASKED or documents is None:
+                    weight = hp.exp2(e2, K.EMULATED, 127)
+                else:
+                    weight = gl.exp2(hp.only_seen(e2, documents, start_i, step * BLOCK, False))
                 history += hp.partial_sums(weight)
                 # Several groups: the previous step's z += W I, begun in `await_scores`, ends here.
                 if K.GROUPS > 1:
@@ -133,11 +151,11 @@ def _consumer(ME: gl.constexpr, given, memory, K: gl.constexpr):
         before = stage
         stage, phase = hp.next_stage(stage, phase, K.STAGES)
         mbarrier.wait(full.index(stage), phase)
-        u = hp.begin_scores(p1_i, hp.tile_at(p2, stage), K.REST)
+        u = hp.begin_scores((own, own) if HOLDS else p1_i, hp.tile_at(p2, stage), K.REST)
         is_after_first = i_start > first * BLOCK
         is_after_second = i_start > first * BLOCK + BLOCK
-        u, w, z, z_rest = hp.await_scores(
-            u, w, hp.tile_at(info, before), z, z_rest, is_after_second, 0, K.REST, K.GROUPS
+        u, w, z, z_rest, own = _await_scores(
+            u, w, z, z_rest, own, hp.tile_at(info, before), is_after_second, HOLDS, K
         )
         if K.GROUPS == 1 and is_after_first:
             hp.leave(empty.index(before))

@@ -88,7 +88,8 @@ def _launch(
         TRANSPORT_SELF=transport_self, WIDE=wide, REST=rest, SCALE=1 / math.sqrt(D),
         SCALED=scales_exactly(D), STAGES=launch.stages, SLOTS=launch.slots, GROUPS=launch.groups,
         MEMBERS=members, PRODUCER_REGISTERS=PRODUCER_REGISTERS,
-        CONSUMER_REGISTERS=consumer_registers(launch),
+        CONSUMER_REGISTERS=consumer_registers(launch), EMULATED=launch.emulated,
+        HOLDS_P1=launch.holds_p1,
     )  # fmt: skip
     start(
         kernel, (programs,), *given, heads, blocks, all_blocks, H, *numbers, K=constants,

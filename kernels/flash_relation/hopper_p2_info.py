@@ -208,9 +208,10 @@ def _scan_head(
             t = hp.tanh(half_u)
             e = half_u * t + half_u
             log2_f = e * LOG2_E + minus_norm
-            if MASKED or not SPLIT:
-                log2_f = hp.only_seen(log2_f, documents, end_j, step * BLOCK, True)
-            weight = gl.exp2(log2_f)
+            if documents is None or (SPLIT and not MASKED):
+                weight = hp.exp2(log2_f, K.EMULATED, -126)
+            else:
+                weight = gl.exp2(hp.only_seen(log2_f, documents, end_j, step * BLOCK, True))
             # 2 dU^T without its factor H - G . Y: one tile is kept while H is pending, not three.
             slope = weight * ((e - e * t) + t) + weight
             # Begin dI += F^T G, then wait for H^T; dI may be pending.

@@ -48,6 +48,7 @@ second tile is the first one again, and nothing uses it. Descriptors give zeros 
 """
 
 import math
+import struct
 from typing import NamedTuple
 
 from triton.experimental import gluon
@@ -78,7 +79,8 @@ class Constants(NamedTuple):
 
     WIDE, REST, STAGES, SLOTS, GROUPS: see above. SCALE: D^-1/2. SCALED: half of it is a power of
     two, so a tile is multiplied by it ahead (README, TMA). MEMBERS: heads of p1 per head of p2.
-    The last two are registers per thread of the producer's warp group and of consumers 1 and 2.
+    *_REGISTERS: per thread of the producer's warp group and of consumers 1 and 2. EMULATED,
+    HOLDS_P1: see `launches.GluonLaunch`.
     Triton before 3.8 takes no field in `static_range`, only gl.constexpr of it, nor in a list.
     """
 
@@ -93,6 +95,8 @@ class Constants(NamedTuple):
     MEMBERS: int
     PRODUCER_REGISTERS: int
     CONSUMER_REGISTERS: int
+    EMULATED: int
+    HOLDS_P1: bool
 
 
 @gluon.constexpr_function
@@ -235,10 +239,10 @@ def scale_tile(tile, FACTOR: gl.constexpr):
 
 @gluon.jit
 def begin_scores(left, right, REST: gl.constexpr):
-    """Begin left right^T (BLOCK, BLOCK) of two tiles in shared memory.
+    """Begin left right^T (BLOCK, BLOCK). right: tiles in shared memory; left: usually too.
 
-    The left factor is not in registers: in a loop that does not change them, ptxas 12.8 and 12.9
-    consider them free after the product and overwrite them (kernels/NOTES.md).
+    A left factor in registers that a loop does not change must go through each wait for its
+    product: ptxas 12.8 and 12.9 consider its registers free afterwards (kernels/NOTES.md).
     """
     scores = zeros(BLOCK)
     scores = warpgroup_mma(left[0], right[0].permute((1, 0)), scores, use_acc=False, is_async=True)
@@ -477,3 +481,46 @@ def tanh(x):
 @gluon.jit
 def sigmoid(x):
     return 1.0 / (1.0 + gl.exp2(-x * LOG2_E))
+
+
+# 2^f for |f| <= 1/2 as a polynomial, c0 to c3. Its relative error is at most 7.5e-5, less than that
+# of `tanh` and far below BF16's rounding. PTX takes the bits of numbers.
+EXP2_POLYNOMIAL = (0.99992806, 0.69326097, 0.24261113, 0.05517167)
+EXP2_BITS = tuple(
+    f"0f{bits:08X}" for bits in struct.unpack("<4I", struct.pack("<4f", *EXP2_POLYNOMIAL))
+)
+
+
+@gluon.constexpr_function
+def _exp2_assembly(emulated, limit):
+    """Return PTX for 2^x of eight numbers, $8 to $15, of which `emulated` use no special function.
+
+    x = n + f with n an integer: adding 1.5 x 2^23 (0f4B400000) leaves n in the lowest bits. The
+    polynomial gives 2^f, and adding n to its exponent multiplies it by 2^n. limit: `exp2`.
+    """
+    c0, c1, c2, c3 = EXP2_BITS
+    bounded = "min.f32 x, $X, 0f42FE0000;" if limit > 0 else "max.f32 x, $X, 0fC2FC0000;"
+    emulation = f"""{{ .reg .f32 x, t, f, p; .reg .b32 n, b; {bounded} add.rn.f32 t, x, 0f4B400000;
+        sub.rn.f32 f, t, 0f4B400000; sub.rn.f32 f, x, f; fma.rn.f32 p, f, {c3}, {c2};
+        fma.rn.f32 p, p, f, {c1}; fma.rn.f32 p, p, f, {c0}; mov.b32 n, t; mov.b32 b, p;
+        shl.b32 n, n, 23; add.s32 n, n, b; mov.b32 $Y, n; }}"""
+    places = {1: (3,), 2: (1, 5), 3: (1, 4, 7), 4: (1, 3, 5, 7)}[emulated]
+    lines = [emulation if k in places else "ex2.approx.ftz.f32 $Y, $X;" for k in range(8)]
+    lines = [x.replace("$Y", f"${k}").replace("$X", f"${8 + k}") for k, x in enumerate(lines)]
+    return " ".join(lines)
+
+
+@gluon.jit
+def exp2(x, EMULATED: gl.constexpr, LIMIT: gl.constexpr):
+    """Return 2^x (BLOCK, BLOCK), EMULATED of eight numbers without the special functions.
+
+    exp(SiLU) takes two of those per score: at 64 columns twice the time of the forward's products.
+    An emulated x above LIMIT = 127 gives 2^127; with LIMIT = -126, one below gives 2^-126.
+    """
+    if EMULATED == 0:
+        return gl.exp2(x)
+    else:
+        return gl.inline_asm_elementwise(
+            _exp2_assembly(EMULATED, LIMIT), "=f,=f,=f,=f,=f,=f,=f,=f,f,f,f,f,f,f,f,f", [x],
+            dtype=gl.float32, is_pure=True, pack=8,
+        )  # fmt: skip

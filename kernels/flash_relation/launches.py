@@ -33,6 +33,9 @@ class GluonLaunch:
     how many run on one multiprocessor. groups: groups of four warps that share the scanned tiles,
     at most 3 (backward 2). registers: limit per thread before the groups redistribute them.
     shortest: the least T for an entry of `gluon_large`; the rows of its blocks past T are few.
+    emulated: how many of eight exp2, up to 4, forward and p2_info compute without the special
+    functions (`hopper_tiles.exp2`). holds_p1: whether forward keeps its rows of p1 in registers
+    for inputs without documents; this takes one group and one tile of columns.
     """
 
     stages: int
@@ -41,6 +44,8 @@ class GluonLaunch:
     slots: int = 2
     groups: int = 1
     shortest: int = 2048
+    emulated: int = 0
+    holds_p1: bool = False
 
     def options(self) -> dict[str, int]:
         """Triton's launch options: the first consumer's warps and the initial register limit."""
@@ -101,11 +106,17 @@ LAUNCHES: dict[tuple[str, int], tuple[Launches, ...]] = {
         Launches(32, **_HOPPER),
         Launches(48, **_HOPPER, gluon=_in_gluon(forward_stages=3, backward_stages=3)),
         Launches(
-            64, **_HOPPER, gluon=_in_gluon(forward_stages=3, backward_stages=3),
-            gluon_large={
-                **_P2_INFO_LARGE,
+            64, **_HOPPER,
+            gluon={
                 "forward": GluonLaunch(
-                    stages=4, registers=128, programs=1, groups=3, shortest=8192
+                    stages=3, registers=80, programs=3, emulated=3, holds_p1=True
+                ),
+                "p1": GluonLaunch(stages=3, registers=128, programs=2),
+                "p2_info": GluonLaunch(stages=3, registers=128, programs=2, emulated=1),
+            },
+            gluon_large={
+                "forward": GluonLaunch(
+                    stages=4, registers=128, programs=1, groups=3, shortest=8192, emulated=2
                 ),
             },
         ),
