@@ -107,8 +107,8 @@ def conditions(runs: pd.DataFrame) -> dict[str, pd.DataFrame]:
     tried = tried[tried.duplicated(run, keep=False)].sort_values("final_nll")
     return {
         "30M": fair.runs_of(runs, "30M"),
-        large: fair.runs_of(runs, "100M28pc"),
-        f"{large}, half the rate": fair.runs_of(runs, "100M28pc", "rate100-0.5"),
+        f"{large}, rates from 30M": fair.runs_of(runs, "100M28pc"),
+        f"{large}, half of these": fair.runs_of(runs, "100M28pc", "rate100-0.5"),
         f"{large}, each at the better rate": tried.drop_duplicates(run),
         "10M on 600M tokens": fair.runs_of(runs, "10M", "long"),
         "10M, 32,768 tokens per update": fair.runs_of(runs, "10M", "small-updates"),

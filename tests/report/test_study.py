@@ -210,8 +210,9 @@ def test_variants_that_ran_at_half_the_rate_are_compared_at_their_better_one():
     arms, apart = (one.table for one in study.elsewhere(pd.concat([fair_runs(), runs])))
     large, additions = "100M on 28% of its tokens", study.minus("mha-qknorm-gate", "mha")
     assert apart.set_index(["setting", "comparison"])["Welch"].to_dict() == {
-        (large, "Relation − MHA"): "−0.0500", (large, additions): "−0.2000",
-        (f"{large}, half the rate", "Relation − MHA"): "+0.0600",
+        (f"{large}, rates from 30M", "Relation − MHA"): "−0.0500",
+        (f"{large}, rates from 30M", additions): "−0.2000",
+        (f"{large}, half of these", "Relation − MHA"): "+0.0600",
         (f"{large}, each at the better rate", "Relation − MHA"): "+0.0500",
     }  # fmt: skip
     better = arms[arms["setting"].str.endswith("better rate")]
