@@ -7,6 +7,7 @@ report's code makes only the report again. Other edits of code repeat no job.
 
 import sys
 from pathlib import Path
+from re import escape
 from time import time
 
 PROJECT = Path(workflow.basedir)
@@ -28,8 +29,8 @@ try:
             raise InputError(f"{key}= has no value; give one, or leave it out")
     read(PROJECT / "config.yaml")  # refuses a key that occurs twice; Snakemake takes the last one
     CAMPAIGN = load(config)
-    # The hash of every record to make, by path. Records in results/published are left out.
-    FILES = CAMPAIGN.files()
+    # The path of every record to make. Records in results/published are left out.
+    PLANNED = list(CAMPAIGN.files())
     # Corpora that are prepared as planned. A damaged record ends the call with a one-line error.
     READY = [
         name
@@ -39,7 +40,7 @@ try:
 except InputError as error:
     sys.exit(f"error: {error}")
 FOLDER = CAMPAIGN.folder.as_posix()
-CONFIG = CAMPAIGN.settings_file.as_posix()  # jobs read this copy of the configuration
+CONFIG = CAMPAIGN.resolved_file.as_posix()  # jobs read this copy of the configuration
 # Snakemake does not count GPUs. This limit allows `runs_per_gpu` jobs per GPU, one by default.
 ON_GPU = CAMPAIGN.device == "cuda"
 ON_CLUSTER = bool(workflow.resource_settings.default_resources)  # set by a cluster's profile
@@ -47,6 +48,21 @@ if "gpu" not in workflow.global_resources:
     workflow.register_resource("gpu", CAMPAIGN.gpu_jobs())
 BIN = str(Path(sys.executable).parent)
 shell.prefix(f"export PATH={BIN!r}:$PATH PYTHONPATH={str(PROJECT)!r}; ")
+
+
+def one_of(names):
+    """A pattern that matches only these names, so that no rule makes a misspelt file."""
+    return "|".join(escape(str(name)) for name in dict.fromkeys(names)) or "(?!)"
+
+
+wildcard_constraints:
+    data=one_of(CAMPAIGN.data),
+    scale=one_of(CAMPAIGN.matrix.section.scales),
+    variation=one_of(CAMPAIGN.variations),
+    variant=one_of(run.variant for run in CAMPAIGN.planned),
+    seed=one_of(run.seed for run in CAMPAIGN.planned),
+    benchmark=one_of(bench.benchmark for bench in CAMPAIGN.benchmarks),
+    mixer=one_of(recall.mixer for recall in CAMPAIGN.recall),
 
 
 include: "workflow/rules/data.smk"
@@ -61,7 +77,7 @@ rule all:
         rules.report.output,
         rules.collect.output,
         # Named here too, so that Snakemake makes deleted records again.
-        [f"{FOLDER}/{path}" for path in FILES if not path.startswith("data/")],
+        [f"{FOLDER}/{path}" for path in PLANNED if not path.startswith("data/")],
 
 
 onstart:

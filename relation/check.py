@@ -25,7 +25,7 @@ from relation.machine import Progress, claim, describe, deterministic_algorithms
 from relation.nn import Decoder, Execution
 from relation.ops import full_relation, get_backend, givens_mix, linear_relation, scores
 from relation.train.step import UpdateStep, autocast
-from relation.variants import MIXERS, ModelConfig
+from relation.variants import OPERATORS, ModelConfig
 
 Operator = Callable[..., Any]
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
@@ -324,7 +324,7 @@ def operators(check: Check, out: Path) -> None:
 
 # Gradients. In FP64 the chunked form equals the recurrence up to rounding. It launches few kernels,
 # while the recurrence launches several for every token.
-_TRUTH = dict.fromkeys(MIXERS.values(), "reference") | {"linear": "chunked"}
+_TRUTH = dict.fromkeys(OPERATORS.values(), "reference") | {"linear": "chunked"}
 _GAIN, _SPREAD = 0.8, 0.3
 
 
@@ -408,7 +408,7 @@ def gradient_rows(side: Side, scale: str, check: Check, device: torch.device) ->
             results |= {(n, update): (copies[n], yardstick[n], t) for n, t in exact.items()}
         return results
 
-    used = sorted({MIXERS[letter] for letter in side.model.layout})
+    used = sorted({OPERATORS[letter] for letter in side.model.layout})
     columns = {
         "variant": side.variant, "scale": scale, "draws": check.gradient_draws,
         "length": side.context, "precision": check.precision, "compiled": check.compile,

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 
-from relation.config import Batches, CampaignSection, Options
+from relation.config import Batches, CampaignSection, Options, merge_values
 from relation.errors import InputError, check_among
 from relation.jobs import UNTRAINED, Bench, Check, Data, Recall, Run, Side
-from relation.variants import ARMS, FULL, LINEAR, MHA, MIXERS, PAIRED, VARIANTS, ModelConfig
+from relation.variants import ARMS, FULL, LINEAR, MHA, OPERATORS, PAIRED, VARIANTS, ModelConfig
 
 # Values that depend on the width d, by their name in the configuration.
 _OF_WIDTH = {
@@ -64,15 +64,13 @@ class Matrix:
         In each of them `overrides` of the variant come last. Only these may set what the variant
         itself changes, and the model then refuses another value. changes: those of the variation.
         """
-        levels, values, fixed = [], self.section.as_dict(), VARIANTS[variant].changes
-        for level in (values, values["scales"][scale], changes):
-            levels.append({name: value for name, value in level.items() if name not in fixed})
-            levels.append(level.get("overrides", {}).get(variant, {}))
+        values, fixed = self.section.as_dict(), VARIANTS[variant].changes
         merged: dict = {"learning_rate_factor": 1.0, "backends": {}, **fixed}
-        for level in levels:
-            options = {name: value for name, value in level.items() if name in Options.model_fields}
-            backends = merged["backends"] | options.get("backends", {})
-            merged |= options | {"backends": backends}
+        for level in (values, values["scales"][scale], changes):
+            free = {name: value for name, value in level.items() if name not in fixed}
+            for options in (free, level.get("overrides", {}).get(variant, {})):
+                known = {name: v for name, v in options.items() if name in Options.model_fields}
+                merged = merge_values(merged, known)  # backends are merged, the rest replaced
         missing = [n for n in Options.model_fields if n not in merged and n not in _DEFAULTS]
         if missing:
             raise InputError(f"config/{self.name}.yaml: scale {scale} has no {missing[0]}; set it")
@@ -195,7 +193,7 @@ class Matrix:
         readers_unvaried = _by_corpus(unvaried)
         for names, each in readers.items():
             longest = max(o["context"] for o in readers_unvaried.get(names, each))
-            for o in each:
+            for o in each:  # the dicts of `varied`, of which the runs are made below
                 o["flow_window"] = max(o["context"], longest)
         data = {names: self.data(*names, each) for names, each in readers.items()}
 
@@ -265,7 +263,7 @@ def _check_backends(where: str, variant: str, o: Mapping) -> None:
     """Raise InputError for a backend that cannot separate documents, or a GPU's on a CPU."""
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     for letter in dict.fromkeys(VARIANTS[variant].pattern):
-        operator, backend = MIXERS[letter], o["backends"].get(MIXERS[letter])
+        operator, backend = OPERATORS[letter], o["backends"].get(OPERATORS[letter])
         if o.get("document_mask") == "documents" and (operator, backend) == ("mha", "cudnn"):
             raise InputError(f"{where}: MHA's backend cudnn takes no documents; use flash")
         needs_gpu = (operator, backend) in _GPU_ALONE and not (interpreted and backend == "flash")

@@ -69,18 +69,18 @@ class Campaign:
 
     addresses: the run of each scale, variation, variant and seed, which may be an equal run of an
     earlier variation; planned: all runs, each once; trained: their variants; runs: the chosen runs;
-    variations: the changes of each variation; columns: the report's settings; settings: what `load`
+    variations: the changes of each variation; columns: the report's settings; resolved: what `load`
     can read.
     """
 
-    def __init__(self, choice: Choice, choices: Mapping, values: Mapping):
-        """choices: the mapping behind `choice`; values: of config/<campaign>.yaml and its bases."""
+    def __init__(self, choice: Choice, values: Mapping):
+        """values: of config/<campaign>.yaml and its bases."""
         name = choice.campaign
         if name in ("published", "report"):
             raise InputError(f"config/{name}.yaml: results/published uses this name; rename it")
         section = validated(CampaignSection, values, f"config/{name}.yaml")
         values = section.as_dict()
-        self.settings = {**choices, "settings": values}
+        self.resolved = {**choice.as_dict(), "settings": values}
         self.name, self.folder, self.device = name, records.RESULTS / name, section.device
         self.title, self.description = section.title or name, section.description or ""
         self.notice = section.notice or ""
@@ -184,10 +184,10 @@ class Campaign:
     @property
     def hash(self) -> str:
         """The hash of the campaign with its choices."""
-        return hash_of(self.settings)
+        return hash_of(self.resolved)
 
     @property
-    def settings_file(self) -> Path:
+    def resolved_file(self) -> Path:
         """The file with the resolved configuration for the workflow's jobs."""
         return self.folder / "work" / f"{self.hash}.json"
 
@@ -254,7 +254,7 @@ class Campaign:
 
     def choices(self) -> dict[str, Any]:
         """The choices of config.yaml that made this campaign, for `snakemake_command`."""
-        return {k: v for k, v in self.settings.items() if k != "settings" and v is not True}
+        return {k: v for k, v in self.resolved.items() if k != "settings" and v is not True}
 
     def gpu_jobs(self) -> int:
         """How many jobs run at once on this machine's GPUs; 1 on a CPU, where cores limit jobs."""
@@ -265,7 +265,7 @@ class Campaign:
         return max(1, device_count()) * self.runs_per_gpu
 
     def begin(self, prepared: Iterable[str], trained: Collection[str], on_gpu: bool) -> None:
-        """Check what the jobs need before the first one starts, then write `settings_file`.
+        """Check what the jobs need before the first one starts, then write `resolved_file`.
 
         prepared: corpora to prepare; trained: runs to train. Raises InputError if texts or a needed
         GPU are missing, or if finished runs would be trained again because the tokens that they
@@ -289,8 +289,8 @@ class Campaign:
             from relation.machine import check_gpu
 
             check_gpu()
-        with records.atomic(self.settings_file) as temporary:
-            temporary.write_text(json.dumps(self.settings, indent=1))
+        with records.atomic(self.resolved_file) as temporary:
+            temporary.write_text(json.dumps(self.resolved, indent=1))
 
     def measured(self, run: Run) -> dict[str, str]:
         """The hashes of the measurements on a run's checkpoint, by kind: flow and lengths.
@@ -360,7 +360,7 @@ def _chosen(key: str, choice: Any, offered: Iterable, campaign: str) -> list:
 def load(config: Path | Mapping = CONFIG, **overrides: Any) -> Campaign:
     """The campaign that a configuration chooses.
 
-    config: config.yaml, its content, or `Campaign.settings`; overrides: choices that replace the
+    config: config.yaml, its content, or `Campaign.resolved`; overrides: choices that replace the
     configuration's unless they are None. Raises InputError with the place of an invalid value.
     """
     folder = (config if isinstance(config, Path) else CONFIG).parent / "config"
@@ -369,8 +369,8 @@ def load(config: Path | Mapping = CONFIG, **overrides: Any) -> Campaign:
     raw = {n: value for n, value in (*raw.items(), *overrides.items()) if value is not None}
     choice: Choice = validated(Choice, raw, config.name if isinstance(config, Path) else "config")
     if values is not None:
-        return Campaign(choice, raw, values)
-    campaign = Campaign(choice, raw, campaign_values(choice.campaign, folder))
+        return Campaign(choice, values)
+    campaign = Campaign(choice, campaign_values(choice.campaign, folder))
     # A base may name texts and variants that are not used; the campaign's own file must not.
     file, used = f"{campaign.name}.yaml", {data.corpus: data for data in campaign.data.values()}
     content = read(folder / file)

@@ -71,11 +71,11 @@ _TYPES = {
     "reals": pa.list_(pa.float64()),
     "singles": pa.list_(pa.float32()),
 }
-NEWER: set[str] = set()  # columns that older files lack
 
 
-def _kinds() -> dict[str, pa.Schema]:
+def _kinds() -> tuple[dict[str, pa.Schema], set[str]]:
     groups: dict[str, list[pa.Field]] = {}
+    newer = set()
     with Path(__file__).with_name("columns.csv").open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
             columns = groups.setdefault(row["kind"], [])
@@ -84,13 +84,14 @@ def _kinds() -> dict[str, pa.Schema]:
                 arrow_type = _TYPES[row["type"].removesuffix("?")]
                 columns.append(pa.field(row["column"], arrow_type, metadata=about))
                 if row["type"].endswith("?"):
-                    NEWER.add(row["column"])
+                    newer.add(row["column"])
             else:
                 columns += groups[row["column"]]
-    return {kind: pa.schema(groups[kind] + groups["origin"]) for kind in UNITS}
+    return {kind: pa.schema(groups[kind] + groups["origin"]) for kind in UNITS}, newer
 
 
-KINDS = _kinds()  # columns of each kind; a field's metadata holds its unit and meaning
+# The columns of each kind, with unit and meaning in a field's metadata; columns older files lack.
+KINDS, NEWER = _kinds()
 PACKAGES = ("torch", "triton", "numpy", "pyarrow", "tokenizers", "datasets")
 
 

@@ -11,7 +11,7 @@ from relation.errors import InputError, check_among
 
 # The letters of layers, and the operator of each layer's mixer.
 MHA, FULL, LINEAR, CALIBRATED = "A", "F", "L", "C"
-MIXERS = {MHA: "mha", FULL: "full", LINEAR: "linear", CALIBRATED: "calibrated"}
+OPERATORS = {MHA: "mha", FULL: "full", LINEAR: "linear", CALIBRATED: "calibrated"}
 
 
 @dataclass(frozen=True)
@@ -110,8 +110,8 @@ class ModelConfig:
         d, heads, shared = self.d_model, self.heads, self.shared_heads
         mixes_heads = self.givens and not set(self.layout).isdisjoint((FULL, LINEAR))
         for fits, problem in (
-            (self.layout and not set(self.layout) - set(MIXERS),
-             f"layout {self.layout!r} must be letters of {''.join(MIXERS)}"),
+            (self.layout and not set(self.layout) - set(OPERATORS),
+             f"layout {self.layout!r} must be letters of {''.join(OPERATORS)}"),
             (d % heads == 0, f"d_model {d} is not divisible by {heads} heads; give a multiple"),
             (self.head_dim % 2 == 0,
              f"head width {self.head_dim} (d_model {d} / {heads} heads) is odd, but RoPE rotates "
@@ -172,7 +172,7 @@ def backend_names(config: ModelConfig, backends: Mapping[str, str]) -> str:
 
     backends: by the operator's name. An operator without a backend is "automatic".
     """
-    used = [name for letter, name in MIXERS.items() if letter in config.layout]
+    used = [name for letter, name in OPERATORS.items() if letter in config.layout]
     return ", ".join(dict.fromkeys(backends.get(name, "automatic") for name in used))
 
 

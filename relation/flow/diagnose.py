@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from relation import records
-from relation.data.windows import document_mask, first_windows, open_tokens
+from relation.data.masks import document_mask
+from relation.data.windows import first_windows, open_tokens
 from relation.flow.maps import encode
 from relation.flow.metrics import Layer, read_layers
 from relation.jobs import Run

@@ -16,7 +16,7 @@ from relation.errors import DivergedError
 from relation.nn import Decoder
 
 if TYPE_CHECKING:
-    from relation.data.windows import Mask
+    from relation.data.masks import Mask
 
 SINKS = (1, 2, 4, 8, 16, 32)  # sink_n: conditional historical mass on the first n tokens
 # The paper's distances of 128, 256 and 512 tokens are these fractions of its 1024 tokens.

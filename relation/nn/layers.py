@@ -15,7 +15,7 @@ from relation.nn.model import FullRelationMixer, LinearRelationMixer, places_of,
 from relation.nn.norms import Normed
 from relation.ops.backends import Execution
 from relation.ops.rotations import rope_angles
-from relation.variants import FULL, LINEAR, MIXERS, ModelConfig, check_type
+from relation.variants import FULL, LINEAR, OPERATORS, ModelConfig, check_type
 
 
 class _Layer(nn.Module):
@@ -41,7 +41,7 @@ class _Layer(nn.Module):
             check_among(name, names, f"{type(self).__name__} has no option {name!r}")
         sizes = dict(d_model=d_model, heads=heads, kv_heads=kv_heads, layout=self._layout)
         config = ModelConfig(vocab_size=1, d_ff=1, **sizes, **options)
-        operator = MIXERS[self._layout]
+        operator = OPERATORS[self._layout]
         call = Execution(**{operator: backend}).calls(config)[operator]
         super().__init__(config, layer_index, call)
         self._config = config

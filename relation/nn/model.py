@@ -37,7 +37,7 @@ from relation.nn.cache import Cache, DecodeState, HistoryCache, LinearState
 from relation.nn.norms import HeadRMSNorm, Normed, RMSNorm
 from relation.ops.backends import Execution
 from relation.ops.rotations import apply_rope, rope_angles
-from relation.variants import CALIBRATED, FULL, LINEAR, MHA, MIXERS, ModelConfig
+from relation.variants import CALIBRATED, FULL, LINEAR, MHA, OPERATORS, ModelConfig
 
 RopeTables = tuple[Tensor, Tensor]
 Call = Callable[..., Tensor]
@@ -91,7 +91,7 @@ class Mixer(nn.Module):
 
         (B, H, T, d_h), or fewer heads. RoPE does not rotate it.
         """
-        if self.wi is not None and self.theta is not None and x.folds(self.wi):
+        if self.wi is not None and self.theta is not None and x.may_fold(self.wi):
             # Mixing W_I's rows (d x d numbers) equals mixing the states of all tokens, because it
             # acts on heads. The norm's scale comes first, so its gradient reads W_I, not the mix.
             return self.split(F.linear(x.states, self.mixed(x.fold(self.wi.weight))))
@@ -153,7 +153,7 @@ class HistoryMixer(Mixer):
         return self.output(y, x)
 
     def flow(self, x: Normed, rope: RopeTables, documents: Documents | None = None) -> Tensor:
-        """The layer's flow F (B, H, T, T), FP32 (Eq. 3)."""
+        """The layer's flow F (B, H, T, T), FP32 at least (Eq. 3)."""
         p1, p2 = self.coordinates(x, rope)
         # Exchange-only transport does not change F; `transport` leaves out its diagonal.
         options = {k: v for k, v in self.options.items() if k != "transport_self"}
@@ -265,7 +265,7 @@ class LinearRelationMixer(Mixer):
         return self.output(y, x)
 
 
-LAYERS: dict[str, type[Mixer]] = {
+MIXERS: dict[str, type[Mixer]] = {
     MHA: AttentionMixer,
     FULL: FullRelationMixer,
     LINEAR: LinearRelationMixer,
@@ -293,7 +293,7 @@ class Block(nn.Module):
         super().__init__()
         letter = config.layout[layer_index]
         self.mixer_norm = RMSNorm(config.d_model, eps=config.norm_eps)
-        self.mixer = LAYERS[letter](config, layer_index, calls[MIXERS[letter]])
+        self.mixer = MIXERS[letter](config, layer_index, calls[OPERATORS[letter]])
         self.ffn_norm = RMSNorm(config.d_model, eps=config.norm_eps)
         self.ffn = SwiGLU(config.d_model, config.d_ff)
 
@@ -411,7 +411,7 @@ class Decoder(nn.Module):
         return self.logits(states[torch.arange(len(tokens), device=tokens.device), counts - 1])
 
     def flows(self, tokens: Tensor, documents: Documents | None = None) -> Iterator[Tensor]:
-        """Yield each layer's flow F (B, H, T, T), FP32, one layer at a time (Appendix B.5).
+        """Yield each layer's flow F (B, H, T, T), FP32 at least, layer by layer (Appendix B.5).
 
         The next layer's input is computed from this same flow, whichever backends the model has.
         Raises InputError for a model with Linear layers, which form no T x T flow.

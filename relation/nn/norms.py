@@ -27,30 +27,26 @@ class Normed(NamedTuple):
         """RMSNorm's output, (B, T, d), in the scale's dtype or a wider one."""
         return self.states if self.scale is None else self.states * self.scale
 
-    def folds(self, linear: nn.Module) -> bool:
+    def may_fold(self, linear: nn.Module) -> bool:
         """Whether to fold a scale or mixing into the projection's weight instead of the states.
 
-        False if calling the module does more than multiply (LoRA, quantised weights, hooks). Also
-        false in decoding fewer tokens than channels, because the weight is then the larger one.
+        False if calling the module does more than multiply by a plain weight (LoRA, biases, hooks,
+        torchao's quantised weights). Also false in decoding fewer tokens than channels, because the
+        weight is then the larger one.
         """
         many = torch.is_grad_enabled() or self.states.shape[:-1].numel() >= self.states.shape[-1]
-        return many and is_bare(linear)
+        is_plain = type(linear) is nn.Linear and type(linear.weight) in (nn.Parameter, Tensor)
+        return many and is_plain and linear.bias is None and not is_patched(linear)
 
     def through(self, linear: nn.Module) -> Tensor:
         """The projection of the scaled states: (B, T, d) to (B, T, n)."""
-        if self.scale is None or not self.folds(linear):
+        if self.scale is None or not self.may_fold(linear):
             return linear(self.scaled())
         return F.linear(self.states, self.fold(linear.weight))
 
     def fold(self, weight: Tensor) -> Tensor:
         """A projection's weight (n, d) with the scale multiplied in."""
         return weight if self.scale is None else weight * self.scale
-
-
-def is_bare(linear: nn.Module) -> bool:
-    """Whether calling a module only multiplies by its weight (torchao quantises the weight)."""
-    is_plain = type(linear) is nn.Linear and type(linear.weight) in (nn.Parameter, Tensor)
-    return is_plain and linear.bias is None and not is_patched(linear)
 
 
 def is_patched(module: nn.Module) -> bool:

@@ -20,7 +20,7 @@ from relation.ops.flex import flex_relation
 from relation.ops.full import full_relation
 from relation.ops.linear import chunked_linear_relation, linear_relation
 from relation.ops.tiled import tiled_relation
-from relation.variants import MIXERS, ModelConfig
+from relation.variants import OPERATORS, ModelConfig
 
 
 @dataclass(frozen=True)
@@ -226,7 +226,7 @@ class Execution:
         Raises InputError for an unknown backend or, with a device, for one that it cannot run.
         """
         functions: dict[str, Callable[..., Tensor]] = {}
-        for operator in dict.fromkeys(MIXERS[letter] for letter in config.layout):
+        for operator in dict.fromkeys(OPERATORS[letter] for letter in config.layout):
             name = getattr(self, operator)
             if name is None:
                 functions[operator] = Automatic(operator, self.compiled)

@@ -21,13 +21,11 @@ import torch
 from torch import Tensor
 
 from relation import records
+from relation.data.masks import Mask, bounded_mask, document_mask
 from relation.data.windows import (
-    Mask,
     TrainingWindows,
     Update,
-    bounded_mask,
     data_rows,
-    document_mask,
     first_windows,
     open_tokens,
     order_hash,
@@ -77,8 +75,8 @@ def _train(
     validation = open_tokens(data, "validation")
     budget = run.budget_tokens
     updates = plan_updates(budget, run.tokens_per_update, run.context)
-    mask = document_mask(run.document_mask, data)
-    documents = bounded_mask(run.document_mask, data, windows, updates, run.micro)
+    mask = document_mask(run.document_mask, data)  # of evaluations
+    bounded = bounded_mask(run.document_mask, data, windows, updates, run.micro)
 
     # Model and optimiser: runs of a pair start from equal weights if their init_keys are equal.
     if device.type == "cuda":
@@ -93,7 +91,7 @@ def _train(
     )  # fmt: skip
     reduce = summed_gradients(model) if world.size > 1 else None
     step = UpdateStep(
-        model, optimizer, device, run.precision, run.compile, run.gradient_clip, documents, reduce
+        model, optimizer, device, run.precision, run.compile, run.gradient_clip, bounded, reduce
     )
 
     # Resume: a state is used only if the same code, data, execution and probe options made it.

@@ -18,7 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from relation import kernels
-from relation.data.windows import IGNORED, Mask, validation_batches
+from relation.data.masks import Mask
+from relation.data.windows import IGNORED, validation_batches
 from relation.errors import RunError
 from relation.kernels.documents import Documents
 from relation.machine import to_device
@@ -35,7 +36,7 @@ class UpdateStep:
     """Runs updates of one model on one device.
 
     compile: compile the loss for this step alone. On a GPU, later updates replay it as CUDA graphs,
-    so all micro-batches must have one shape. documents(inputs, targets): returns the documents of a
+    so all micro-batches must have one shape. mask(inputs, targets): returns the documents of a
     micro-batch, which do not see each other; it must not wait for the device. None: no mask.
     reduce(loss): called once per update, after the last backward pass and before clipping.
     Data-parallel training uses it to sum the gradients and the loss over its processes.
@@ -47,7 +48,7 @@ class UpdateStep:
     precision: str
     compile: bool
     gradient_clip: float
-    documents: Callable[[Tensor, Tensor], Documents] | None = None
+    mask: Callable[[Tensor, Tensor], Documents] | None = None
     reduce: Callable[[Tensor], None] | None = None
 
     def __post_init__(self):
@@ -90,7 +91,7 @@ class UpdateStep:
 
     def _pass(self, inputs: Tensor, targets: Tensor, tokens: int | Tensor) -> Tensor:
         """Add a micro-batch's share of the gradient to `.grad`; return its share of the loss."""
-        documents = None if self.documents is None else self.documents(inputs, targets)
+        documents = None if self.mask is None else self.mask(inputs, targets)
         with autocast(self.device, self.precision):
             loss = self._loss(self.model, inputs, targets, documents) / tokens
         loss.backward()

@@ -43,7 +43,7 @@ def test_a_campaign_plans_each_run_once_under_its_own_name(name: str) -> None:
         assert run.data.diagnosed_tokens > run.flow_sequences * run.flow_window
     assert len(campaign.columns) <= 4
     assert {c.variation for c in campaign.columns} <= set(campaign.variations)
-    resolved = plan.load(campaign.settings)
+    resolved = plan.load(campaign.resolved)
     assert [run.hash for run in resolved.planned] == [run.hash for run in campaign.planned]
     assert resolved.hash == campaign.hash
 
@@ -220,7 +220,7 @@ def test_a_benchmark_may_read_a_text_that_no_run_reads(tmp_path, scales, corpora
 def test_a_benchmark_may_have_no_batches_and_checks_need_named_backends(tmp_path) -> None:
     campaign = mine(tmp_path, "base: tiny\nsystems: {matched: {batches: {}}}\n")
     assert {bench.benchmark for bench in campaign.benchmarks} == {"complexity", "decode"}
-    values = plan.load({"campaign": "tiny"}).settings["settings"] | {"backends": {"mha": "flash"}}
+    values = plan.load({"campaign": "tiny"}).resolved["settings"] | {"backends": {"mha": "flash"}}
     text = yaml.safe_dump(values | {"overrides": {}})
     assert "mine.yaml: check: backends has no full" in refusal(lambda: mine(tmp_path, text))
 

@@ -8,11 +8,10 @@ import torch
 from conftest import refusal
 from training import write_corpus
 
+from relation.data.masks import bounded_mask, document_mask
 from relation.data.windows import (
     IGNORED,
     TrainingWindows,
-    bounded_mask,
-    document_mask,
     epoch_order,
     first_windows,
     open_tokens,

@@ -9,7 +9,8 @@ from conftest import refusal
 from training import CPU, small_model, small_run
 
 from relation import records
-from relation.data.windows import document_mask, open_tokens
+from relation.data.masks import document_mask
+from relation.data.windows import open_tokens
 from relation.errors import RunError
 from relation.flow import metrics
 from relation.flow.diagnose import diagnose

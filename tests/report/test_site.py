@@ -107,7 +107,7 @@ def test_a_campaign_without_runs_lists_none(tmp_path: Path, monkeypatch) -> None
     records.write(tmp_path / "tiny" / "runs.parquet", "runs", [])
     linear = plan.load({"campaign": "tiny", "variants": "linear"})
     assert not list(site.run_groups(linear, {}, unshipped=(), published=False))
-    settings = plan.load({"campaign": "tiny"}).settings  # no scale trains a model
+    settings = plan.load({"campaign": "tiny"}).resolved  # no scale trains a model
     settings["settings"]["scales"]["10M-mini"]["variants"] = []
     site.build(plan.load(settings), tmp_path / "benchmarks", published=False)
     assert (tmp_path / "benchmarks/index.html").exists()
@@ -166,7 +166,7 @@ def test_what_a_choice_leaves_out_is_not_missing() -> None:
 def test_a_variation_of_one_variant_shares_the_other_with_the_variation_that_made_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    settings = plan.load({"campaign": CAMPAIGN}).settings
+    settings = plan.load({"campaign": CAMPAIGN}).resolved
     mine = {"scales": ["10M-mini"], "variants": ["mha", "full"]}
     mine["overrides"] = {"mha": {"learning_rate": 1.0}}
     settings["settings"]["variations"]["mine"] = mine

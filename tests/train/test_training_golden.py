@@ -18,11 +18,11 @@ from conftest import ROOT
 from training import UPDATE, small_model, small_run, train_in, write_corpus
 
 from relation import records
-from relation.variants import MIXERS, VARIANTS
+from relation.variants import OPERATORS, VARIANTS
 
 GOLDEN = ROOT / "tests" / "golden" / "losses.csv"
 READINGS = ("loss", "gradient_norm")
-REFERENCE = dict.fromkeys(MIXERS.values(), "reference") | {"linear": "recurrent"}
+REFERENCE = dict.fromkeys(OPERATORS.values(), "reference") | {"linear": "recurrent"}
 FAST = {"mha": "flash", "full": "tiled", "calibrated": "tiled", "linear": "chunked"}
 
 

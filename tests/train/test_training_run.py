@@ -29,7 +29,8 @@ from training import (
 )
 
 from relation import records
-from relation.data.windows import data_rows, document_mask, open_tokens
+from relation.data.masks import document_mask
+from relation.data.windows import data_rows, open_tokens
 from relation.errors import RunError
 from relation.flow.diagnose import diagnose
 from relation.flow.metrics import read_layers

@@ -73,7 +73,7 @@ def test_documents_of_a_window_train_as_if_alone(variant: str) -> None:
     """The truth is the model with documents in float64; tests/nn checks it per document."""
     tokens, rows = 6 * CONTEXT, batches(3, 6 * CONTEXT)
     mask = lambda inputs, targets: Documents.bounded(inputs % 5 == 0, 40)  # noqa: E731
-    *_, change = gradient_step(variant, rows, tokens, dtype=torch.float64, documents=mask)
+    *_, change = gradient_step(variant, rows, tokens, dtype=torch.float64, mask=mask)
     model = toy(variant, torch.float64)
     logits = torch.cat([model(inputs, mask(inputs, None)).flatten(0, 1) for inputs, _ in rows])
     targets = torch.cat([targets.flatten() for _, targets in rows])
@@ -145,7 +145,7 @@ def test_replayed_updates_are_those_launched_one_by_one(variant, backend, masked
     model = Decoder(config, Execution(**backends, compiled=True), seed=1).to(device)
     start = {name: value.clone() for name, value in model.state_dict().items()}
     mask = lambda inputs, targets: Documents.bounded(inputs == 0, 24)  # noqa: E731
-    step = UpdateStep(model, None, device, "bf16", True, 1.0, documents=mask if masked else None)
+    step = UpdateStep(model, None, device, "bf16", True, 1.0, mask=mask if masked else None)
 
     def trained(run: UpdateStep) -> list:
         model.load_state_dict(start)

@@ -30,13 +30,12 @@ rule recall:
         f" --config {CONFIG} --hash {{params.spec}} > {{log}} 2>&1"
 
 
-def corpora_of(wildcards):
-    return CAMPAIGN.corpora_of(CAMPAIGN.bench(wildcards.benchmark, wildcards.scale))
-
-
 rule bench:
     input:
-        data=lambda w: [ancient(f"{FOLDER}/data/{n}/data.parquet") for n in corpora_of(w)],
+        data=lambda w: [
+            ancient(f"{FOLDER}/data/{name}/data.parquet")
+            for name in CAMPAIGN.corpora_of(CAMPAIGN.bench(w.benchmark, w.scale))
+        ],
     output:
         f"{FOLDER}/bench/{{benchmark}}/{{scale}}.parquet",
     log:

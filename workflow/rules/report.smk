@@ -5,7 +5,7 @@ SHIPPED = records.PUBLISHED / CAMPAIGN.name
 
 rule collect:
     input:
-        made=[f"{FOLDER}/{path}" for path in FILES],
+        made=[f"{FOLDER}/{path}" for path in PLANNED],
         shipped=sorted(SHIPPED.glob("*.parquet")) if CAMPAIGN.published else [],
     output:
         expand(f"{FOLDER}/{{kind}}.parquet", kind=records.FILES),

@@ -8,18 +8,15 @@ def run_of(wildcards):
     return CAMPAIGN.run(RUN.format(**dict(wildcards.items())))
 
 
-def data_of(wildcards):
-    return f"{FOLDER}/data/{run_of(wildcards).data.name}/data.parquet"
-
-
 def data_once_ready(wildcards):
-    """`data_of`. If it is prepared as planned, a newer date does not train the run again.
+    """The run's corpus. If it is prepared as planned, a newer date does not train the run again.
 
     Otherwise it is not ancient: Snakemake compares no parameters of a job whose input is made in
     the same call, so the runs of another text would not be trained.
     """
-    path = data_of(wildcards)
-    return ancient(path) if run_of(wildcards).data.name in READY else path
+    name = run_of(wildcards).data.name
+    path = f"{FOLDER}/data/{name}/data.parquet"
+    return ancient(path) if name in READY else path
 
 
 rule train:
