@@ -15,9 +15,8 @@ from dataclasses import asdict, dataclass, replace
 import pandas as pd
 import scipy  # as in report/stats.py
 
-from relation.plan import Setting
 from relation.variants import ABLATIONS, VARIANTS
-from report.data import Records
+from report.data import Records, Setting
 from report.evidence import LAST_BIT, Case, Evidence, Term, above, below, compare, joined, outcome
 from report.paper import GPU, SCALES, SEEDS
 
@@ -101,7 +100,7 @@ def frames(
 
 
 def claim(
-    number: int, *tables: str, needs: tuple[str, ...] = (), first: bool = False
+    number: int, *tables: str, needs: tuple[str, ...] = (), first_layers: bool = False
 ) -> Callable[[Callable], Claim]:
     """Declare a function as a claim. Its docstring is the text; a second paragraph is the rule.
 
@@ -111,8 +110,8 @@ def claim(
     def declare(gather: Callable[[Case], Iterable[Evidence]]) -> Claim:
         text, _, rule = inspect.getdoc(gather).partition("\n\n")
         rule = (" ".join(rule.split()) or SIGN).replace("its size", SIZE)
-        rule = ADDED + rule if 18 < number <= 24 else rule
-        return Claim(number, " ".join(text.split()), rule, tables, gather, needs, first)
+        rule = ADDED + rule if number > 18 else rule
+        return Claim(number, " ".join(text.split()), rule, tables, gather, needs, first_layers)
 
     return declare
 
@@ -269,7 +268,7 @@ def _less_mha(
                 yield compare(label, quantity, full - mha, holds, scale=scale)
 
 
-@claim(6, "relation_internal", "app-structural-layerwise", needs=FLOW, first=True)
+@claim(6, "relation_internal", "app-structural-layerwise", needs=FLOW, first_layers=True)
 def self_flow_first(case: Case) -> Iterator[Evidence]:
     """Self flow in the first layer is above MHA's diagonal flow at every scale."""
     for scale in SCALES:
@@ -277,7 +276,7 @@ def self_flow_first(case: Case) -> Iterator[Evidence]:
         yield compare(scale, "L0 Self flow, Relation − MHA's diagonal", full - mha, above(0))
 
 
-@claim(7, "relation_internal", "app-structural-layerwise", needs=FLOW, first=True)
+@claim(7, "relation_internal", "app-structural-layerwise", needs=FLOW, first_layers=True)
 def rank_first(case: Case) -> Iterator[Evidence]:
     """The effective rank of the first layer's flow is 2.34 to 2.67 times MHA's.
 
@@ -289,7 +288,7 @@ def rank_first(case: Case) -> Iterator[Evidence]:
         yield compare(scale, "L0 effective rank of the flow, Relation / MHA", term, above(1))
 
 
-@claim(8, "relation_internal", "app-structural-layerwise", needs=FLOW, first=True)
+@claim(8, "relation_internal", "app-structural-layerwise", needs=FLOW, first_layers=True)
 def self_flow_second(case: Case) -> Iterator[Evidence]:
     """Self flow in the second layer is below 1.5% at every scale.
 
@@ -313,7 +312,7 @@ def exchange_deep(case: Case) -> Iterator[Evidence]:
         yield compare(scale, "Exchange flow of Relation from L2 on", term, holds)
 
 
-@claim(10, "relation_internal", "app-structural-routing", needs=FLOW, first=True)
+@claim(10, "relation_internal", "app-structural-routing", needs=FLOW, first_layers=True)
 def distant_mass(case: Case) -> Iterator[Evidence]:
     """Historical mass beyond 128, 256 and 512 tokens is higher than MHA's at every scale."""
     mass = "historical mass beyond d"
@@ -321,7 +320,7 @@ def distant_mass(case: Case) -> Iterator[Evidence]:
     return _less_mha(case, "relation_internal", *rows)
 
 
-@claim(11, "app-structural-sink-profile", "app-structural-routing", needs=FLOW, first=True)
+@claim(11, "app-structural-sink-profile", "app-structural-routing", needs=FLOW, first_layers=True)
 def sink(case: Case) -> Iterator[Evidence]:
     """The first-token sink is lower than MHA's at every scale; the mass on the first 32 tokens is
     higher at 10M and 30M."""
@@ -331,7 +330,7 @@ def sink(case: Case) -> Iterator[Evidence]:
     return _less_mha(case, "app-structural-sink-profile", *rows, left_out=left_out)
 
 
-@claim(19, "app-structural-spectrum", needs=FLOW, first=True)
+@claim(19, "app-structural-spectrum", needs=FLOW, first_layers=True)
 def spectrum(case: Case) -> Iterator[Evidence]:
     """The flow of Relation spans more dimensions than MHA's at every scale: higher stable and
     effective rank, more dimensions in 90% and 95% of the energy, less of it in the top singular
@@ -343,7 +342,7 @@ def spectrum(case: Case) -> Iterator[Evidence]:
     return _less_mha(case, "app-structural-spectrum", *rows)
 
 
-@claim(20, "app-structural-layerwise", needs=FLOW, first=True)
+@claim(20, "app-structural-layerwise", needs=FLOW, first_layers=True)
 def anchor(case: Case) -> Iterator[Evidence]:
     """Unlike MHA, Relation uses its first layer as a Self anchor and a high-rank router, then
     shifts rapidly to Exchange.
@@ -505,7 +504,7 @@ def _unchecked(records: Records) -> Evidence:
     return Evidence("all", "error", note=why, essential=True)
 
 
-def _largest_share(rows: pd.DataFrame, label: str, **fields: object) -> Evidence:
+def _largest_share(rows: pd.DataFrame, label: str, essential: bool) -> Evidence:
     """Return the largest ratio of error to allowed error, for one operator in one precision."""
     shares = (rows["error"] / rows["allowed"]).fillna(math.inf)  # an error without a number fails
     largest = rows.loc[shares.idxmax()]
@@ -513,8 +512,7 @@ def _largest_share(rows: pd.DataFrame, label: str, **fields: object) -> Evidence
     note = "{measure} error of {name} is the closest to its bound".format_map(largest)
     return Evidence(
         label, quantity, ours=float(shares.max()), n=len(rows), counted="checks", asks_size=False,
-        direction=bool((rows["error"] <= rows["allowed"]).all()), note=note,
-        **fields,
+        direction=bool((rows["error"] <= rows["allowed"]).all()), note=note, essential=essential,
     )  # fmt: skip
 
 

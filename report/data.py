@@ -18,7 +18,6 @@ from report.paper import SCALES
 RUN_KINDS = ("runs", "losses", "probes", "flow", "curves", "maps", "lengths")
 KEY_IN_SETTING = ["scale", "variant", "seed"]
 PLANNED = ["kind", *KEY_IN_SETTING, "further", "own_scale", "status", "reason"]
-FRAMES = tuple(records.FILES)
 # Names of the operators that the benchmark `complexity` times.
 OPERATORS = {"mha": "MHA", "full-reference": "Full, materialised", "full-flash": "FlashRelation"}
 OPERATORS |= {"linear": "Linear Relation"}
@@ -125,7 +124,7 @@ def load(
         if campaign.matrix.seeds(scale, variation, variant)[seed]:
             further.append((scale, variant, seed))
     stored = _stored(folder)
-    frames = {kind: _frame(setting, kind, stored[kind], folder, scales, shared) for kind in FRAMES}
+    frames = {k: _frame(setting, k, stored[k], folder, scales, shared) for k in records.FILES}
     runs = frames["runs"]
     # Also pairs of which an earlier variation made one run.
     records.check_pairs(runs.assign(variation=setting.variation, scale=runs["own_scale"]))

@@ -229,7 +229,7 @@ def compare(
     low, high = term.low, term.high
     tolerances = [] if term.spread is None else [term.spread]
     if len(term.by_seed) > 1:
-        mean = stats.mean(list(term.by_seed.values()))
+        mean = stats.mean(term.by_seed.values())
         margin = mean.high - mean.value
         tolerances.append(margin)
         if low is None:  # else the cell's own interval counts

@@ -91,7 +91,7 @@ def variants(runs: pd.DataFrame) -> None:
         print(f"{'/'.join(key)}, {data.counted(len(common), 'seed')} that all have: {means}")
         for under in ("mha", "full"):
             for variant in wide if under in wide else ():
-                if variant != "mha" and variant != under:
+                if variant not in ("mha", under):
                     print_mean(f"{'/'.join(key)}: {variant} - {under}", wide[variant] - wide[under])
 
 

@@ -79,7 +79,7 @@ def losses(runs_of_settings: Sequence[pd.DataFrame]) -> list[dict[str, Any]]:
     """
     key = ["own_scale", "variant", "seed"]
     nll = [runs.set_index(key)["final_nll"].fillna(math.inf) for runs in runs_of_settings]
-    wide = pd.concat(nll, axis=1, keys=range(len(nll))).dropna(how="all")
+    wide = pd.concat(nll, axis=1, keys=range(len(nll)))
     rows = []
     for (scale, variant), by_seed in wide.groupby(level=key[:2], sort=False):
         diverged = by_seed == math.inf
@@ -103,7 +103,6 @@ def cost(cells: pd.DataFrame) -> dict[str, dict[str, str]]:
     counts = cells[cells["column"].isin(COST)].groupby(["row", "setting"], sort=False).size()
     most = list(counts.groupby("row").idxmax())
     cells = cells[pd.MultiIndex.from_frame(cells[["row", "setting"]]).isin(most)]
-    cells = cells.drop_duplicates(["table", "column", "row"])
     cells = cells.assign(scale=cells["scale"].fillna(cells["row"]))
     others = cells.loc[cells["column"] == "peers.name", "text"].unique()
     behind = cells[cells["column"].isin(COST)]

@@ -2,14 +2,12 @@
 
 import json
 import math
-from itertools import product
 from pathlib import Path
 
 import pandas as pd
 from matplotlib.ticker import PercentFormatter
 
 from relation import plan
-from relation.variants import PAIRED
 from report import stats
 from report.figures import style
 from report.figures.style import MUTED, plot, save
@@ -53,11 +51,9 @@ def values(frames: dict[str, pd.DataFrame]) -> pd.DataFrame:
     frames: of campaign `readings`, as relation.records.load returns them.
     """
     runs, probes, key = frames["runs"], frames["probes"], ["variation", "seed"]
-    nll = runs.pivot_table("final_nll", key, "variant").reindex(columns=list(PAIRED))
+    nll = runs.pivot_table("final_nll", key, "variant")
     layers = stats.pooled(frames["flow"], [*key, "variant", "metric", "layer"])
     layers = layers.pivot_table("value", key, ["variant", "metric", "layer"])
-    shown = product(PAIRED, ("self_flow", "effective_rank"), (0, 1))
-    layers = layers.reindex(columns=pd.MultiIndex.from_tuples(shown))
     full = runs[runs["variant"] == "full"].drop_duplicates(key).set_index(key)
     lam = probes.query("metric == 'lambda' and layer == 0 and variant == 'full'")
     table = nll.assign(

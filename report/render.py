@@ -86,7 +86,7 @@ def number(value: float | None, form: str, small: bool = True) -> str:
     return text.replace("-", MINUS)
 
 
-def paper_text(printed: str | None, column: Column, unit: str, sd: str | None = None) -> str:
+def paper_text(printed: str | None, column: Column, unit: str, sd: str | None) -> str:
     """Return the paper's value with every digit, and its standard deviation if printed."""
     if printed is None:
         return DASH
@@ -112,7 +112,7 @@ def _entry(column: Column, cell: dict[str, Any], out: Printed) -> Entry:
         return Entry(text, note=note, missing=True, anchor=anchor)
     unit, form = cell["unit"], column.format
     if unit == "text":
-        entry = Entry(words(cell["text"]), anchor=anchor, sign=cell["agrees"])
+        entry = Entry(words(cell["text"]), anchor=anchor)
         miniature = str(cell["scale"]).endswith("-mini")  # not compared with the paper
         if cell["paper"] is not None and "^" not in entry.text and not miniature:
             entry.difference = "same" if cell["text"] == cell["paper"] else "differs"
@@ -190,7 +190,7 @@ def _note_settings(out: Printed, cells: pd.DataFrame, settings: Sequence[Setting
 def _rows(table: Table, title: str, columns: Sequence[Column], index: Collection) -> list[str]:
     """Return a panel's rows in print order. index: (row, column) of every cell."""
     keys, always = {column.column for column in columns}, table.rows_of(title)
-    there = {row for row, column in index if column in keys or row in always} - {"setting"}
+    there = {row for row, column in index if column in keys} - {"setting"}
     # Rows that the paper does not have come last.
     order = dict.fromkeys([*always, *table.printed["row"], *(row for row, _ in index)])
     rows = [row for row in order if row in there]

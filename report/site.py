@@ -85,7 +85,7 @@ def build(campaign: plan.Campaign, out: Path, published: bool) -> None:
     pages = {name: content for name, content in pages.items() if any(content.values())}
     heads = [{"mark": "ABCD"[k], "name": s.name, "title": str(s)} for k, s in enumerate(settings)]
     _write_pages(pages, out, settings=heads, campaign=campaign)
-    for old in (out / "figures").glob("*"):  # an earlier report of other settings
+    for old in (out / "figures").glob("*/"):  # an earlier report of other settings
         if old.name not in {"study", *(setting.slug for setting in settings)}:
             shutil.rmtree(old)
 
@@ -184,10 +184,10 @@ def assumptions(campaign: plan.Campaign) -> Iterator[dict[str, Any]]:
     """Yield every option of a run: its meaning, and Full Relation's values by setting and scale."""
     options = []  # by setting: the options of each scale
     defaults = {f.name: f.default for kind in (Run, ModelConfig) for f in fields(kind)}
+    titles = {each.corpus: each.title for each in campaign.data.values()}
     for setting in campaign.columns:
         scales = campaign.scales_of(setting)
         by_scale = {s: defaults | campaign.options(s, setting.variation) for s in scales}
-        titles = {each.corpus: each.title for each in campaign.data.values()}
         for each in by_scale.values():
             each["corpus"] = titles.get(each["corpus"], each["corpus"])
         options.append(by_scale)

@@ -2,14 +2,12 @@
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 import scipy  # scipy.stats takes a second to import, so it is loaded where it is used
-
-from relation.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -52,7 +50,7 @@ def _t_interval(value: float, se: float, freedom: float, n: int, sd: float = mat
     return Estimate(value, value - margin, value + margin, n, sd, se, freedom)
 
 
-def mean(values: Sequence[float]) -> Estimate:
+def mean(values: Iterable[float]) -> Estimate:
     """Return the mean with its 95% t interval, which needs at least two values."""
     sample = [float(value) for value in values]
     if len(sample) < 2:
@@ -87,11 +85,8 @@ def smoothed(log: pd.DataFrame, window: float) -> pd.Series:
 
     log: one row per update; tokens: consumed after the update; loss: nat/token. The result's index
     is tokens. The weight of an update is the number of its tokens inside the window. Before
-    `window` tokens, the mean is over all tokens so far. Raises InputError if `window` is not
-    positive.
+    `window` tokens, the mean is over all tokens so far.
     """
-    if not window > 0:
-        raise InputError(f"the smoothing window is {window} tokens; it must be positive")
     log = log.sort_values("tokens")
     edges = np.concatenate(([0.0], log["tokens"].to_numpy(np.float64)))
     integral = np.concatenate(([0.0], np.cumsum(log["loss"].to_numpy(np.float64) * np.diff(edges))))
@@ -149,15 +144,15 @@ def median(values: Sequence[float]) -> Estimate:
     return Estimate(statistics.median(values), float(ends.low), float(ends.high), len(values))
 
 
-def median_ratio(over: Sequence[float], under: Sequence[float], together: bool = True) -> Estimate:
-    """Return the median ratio of two series of rounds with its 95% interval.
+def median_ratio(over: Mapping, under: Mapping) -> Estimate:
+    """Return the median ratio of two sides of a benchmark, over rounds, with its 95% interval.
 
-    together: the two took turns, so the ratio is taken round by round. Otherwise it is the ratio
-    of the medians, and its interval covers all ratios of values in the medians' intervals.
+    If the two took turns, the ratio is taken round by round. If one ran alone, it is the ratio of
+    the medians, and its interval covers all ratios of values in the medians' intervals.
     """
-    if together:
-        return median([a / b for a, b in zip(over, under, strict=True)])
-    top, bottom = median(over), median(under)
+    if not (over["alone"] or under["alone"]):
+        return median([a / b for a, b in zip(over["samples"], under["samples"], strict=True)])
+    top, bottom = median(over["samples"]), median(under["samples"])
     ends = (top.low / bottom.high, top.high / bottom.low)
     return Estimate(top.value / bottom.value, *ends, min(top.n, bottom.n))
 

@@ -181,9 +181,7 @@ def throughput(steps: pd.DataFrame, variant: str, backend: str) -> tuple[float, 
         sides = job_rows.set_index(["variant", "backend"])
         if {(variant, backend), ("mha", "cudnn")} <= set(sides.index):
             arm, mha = sides.loc[(variant, backend)], sides.loc[("mha", "cudnn")]
-            took_turns = not (arm["alone"] or mha["alone"])
-            ratio = stats.median_ratio(list(arm["samples"]), list(mha["samples"]), took_turns)
-            return ratio.value, arm["tokens_per_second"]
+            return stats.median_ratio(arm, mha).value, arm["tokens_per_second"]
     raise InputError(f"no benchmark of steps has {variant} on {backend} and MHA on cudnn at 10M")
 
 

@@ -1,6 +1,6 @@
 """Declarations of tables, and the cells of all tables: the paper's values and each setting's.
 
-A table is a function under `@table`. Its parameters name frames of one setting. It yields the cells
+A table is a function under `@table`. Its parameters name fields of `Records`. It yields the cells
 that have a value, in the records' unit. tables/<label>.csv declares its columns. `cells` joins the
 paper's values by key, converts to the paper's units and adds missing cells with the reason.
 """
@@ -74,7 +74,7 @@ def read_columns(label: str) -> tuple[Column, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """One table. frames: fields of `Records` that `compute` takes; a gap lacks the first one.
+    """One table. inputs: fields of `Records` that `compute` takes; a gap lacks the first one.
 
     rows: of a panel whose rows are not the paper's. scale: of rows that name none. names: labels of
     rows; a row without one is labelled by its key and titles, such as 10M, MHA for 10M/mha.
@@ -84,7 +84,7 @@ class Table:
     label: str
     title: str
     caption: str
-    frames: tuple[str, ...]
+    inputs: tuple[str, ...]
     compute: Callable[..., Cells]
     rows: Mapping[str, Sequence[str]] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
@@ -116,11 +116,11 @@ class Table:
 
 
 def table(number: str, label: str, title: str, **options: Any) -> Callable[[Callable], Table]:
-    """Declare a table. Its function's parameters name frames; its docstring is the caption."""
+    """Declare a table. Its function's parameters name its inputs; its docstring is the caption."""
 
     def declare(compute: Callable[..., Cells]) -> Table:
-        frames, caption = tuple(signature(compute).parameters), " ".join(compute.__doc__.split())
-        derived = {"caption": caption, "frames": frames, "compute": compute}
+        inputs, caption = tuple(signature(compute).parameters), " ".join(compute.__doc__.split())
+        derived = {"caption": caption, "inputs": inputs, "compute": compute}
         return Table(number=number, label=label, title=title, **derived, **options)
 
     return declare
@@ -153,7 +153,7 @@ def means(values: pd.DataFrame, statistic: str = "value", none: str = "diverged"
     for (row, column), group in values.groupby(["row", "column"], sort=False):
         recorded = dict(zip(group["seed"].astype(int), group["value"].astype(float), strict=True))
         by_seed = {seed: value for seed, value in recorded.items() if not math.isnan(value)}
-        mean = stats.mean(list(by_seed.values()))
+        mean = stats.mean(by_seed.values())
         lacking = ", ".join(str(seed) for seed in recorded if seed not in by_seed)
         reason = f"{none}: seeds {lacking}" if lacking else ""
         status = {"status": "ok" if by_seed else none, "reason": reason, "recorded": set(recorded)}
@@ -200,7 +200,7 @@ def table_cells(table: Table, records: Records) -> pd.DataFrame:
     if the table lacks a column of the paper's CSV, or one that it computes.
     """
     try:
-        computed = list(table.compute(*(getattr(records, name) for name in table.frames)))
+        computed = list(table.compute(*(getattr(records, name) for name in table.inputs)))
     except Exception as error:
         error.add_note(f"in table {table.label} of {records.setting.name}")
         raise
@@ -225,7 +225,7 @@ def table_cells(table: Table, records: Records) -> pd.DataFrame:
     difference[(cells["statistic"] == "sd") | records.miniature] = math.nan
     cells["difference"] = difference
     cells["agrees"] = _agrees(table, cells)
-    words = ["paper", "text", "scale", "agrees"]
+    words = ["paper", "text", "scale"]
     cells[words] = cells[words].astype(object).where(cells[words].notna(), None)
     return cells[COLUMNS]
 
@@ -284,7 +284,7 @@ def _gaps(table: Table, records: Records, computed: Cells) -> Cells:
             first, last = row.partition("/")[0], column.column.rpartition(".")[2]
             scale = first if first in SCALES else table.scale
             variants = column.of or [name for name in (row, last) if name in VARIANTS] or PAIRED
-            kind = next((name for name in variants if name in UNTRAINED), table.frames[0])
+            kind = next((name for name in variants if name in UNTRAINED), table.inputs[0])
             status, reason = gap(records, kind, scale, variants, seed_of(table, *key))
             for statistic in asked.get(key, ["value"]):
                 yield cell(*key, statistic=statistic, status=status, reason=reason)
@@ -293,7 +293,7 @@ def _gaps(table: Table, records: Records, computed: Cells) -> Cells:
 def seed_of(table: Table, row: str, column: str) -> int | None:
     """Return the seed that a row (10M/42, 42) or column (seed_42) of a table of runs names."""
     for part in (row.rpartition("/")[2], column.removeprefix("seed_")):
-        if part.isdigit() and table.frames[0] == "runs":
+        if part.isdigit() and table.inputs[0] == "runs":
             return int(part)
     return None
 

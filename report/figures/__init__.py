@@ -3,7 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
-from report.data import FRAMES, Records
+from relation.records import FILES
+from report.data import Records
 from report.figures import quality, structure, systems
 from report.figures.style import Drawing, save, styled
 
@@ -15,7 +16,7 @@ ALL = [each for module in _MODULES for each in vars(module).values() if type(eac
 def draw(records: Records, folder: Path) -> list[str]:
     """Draw each figure that has rows as folder/<name>.svg. Return the names of those drawn."""
     folder.mkdir(parents=True, exist_ok=True)
-    frames = {name: getattr(records, name) for name in FRAMES}
+    frames = {name: getattr(records, name) for name in FILES}
     rescaled = {n: f.assign(scale=f["own_scale"]) for n, f in frames.items() if "own_scale" in f}
     records, drawn = replace(records, **rescaled), []
     for drawing in ALL:

@@ -1,6 +1,5 @@
 """Powers of T fitted to measured time and decode state: Table 1."""
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -73,7 +72,7 @@ def _exponents(operator: str, rows: pd.DataFrame) -> Cells:
     passed = rows[rows["seconds"].notna()]
     grew = passed["seconds"] / passed["seconds"].iloc[:1].sum()
     fitted = passed[grew >= GROWN]
-    time = stats.power_fit(fitted["context"].tolist(), fitted["seconds"].tolist())
+    time = stats.power_fit(fitted["context"], fitted["seconds"])
     missing = {"status": "undetermined"}
     if passed.empty:
         missing = failure(rows.iloc[0])
@@ -94,7 +93,7 @@ def _exponents(operator: str, rows: pd.DataFrame) -> Cells:
         yield cell(operator, "time_exponent", time, of=rows)
         yield cell(operator, "contexts", text=_range(fitted["context"]), of=rows)
     state = rows[rows["decode_state_bytes"].astype(float) > 0]
-    fit = stats.power_fit(state["context"].tolist(), state["decode_state_bytes"].tolist())
+    fit = stats.power_fit(state["context"], state["decode_state_bytes"])
     if fit is not None:  # bytes have no noise, so there is no interval
         yield cell(operator, "state_exponent", fit.value, n=fit.n, of=rows)
 
@@ -136,12 +135,11 @@ def _batch_cells(row: str, tokens: pd.DataFrame) -> Cells:
 
 def _in_words(row: str, column: str, exponent: dict[str, Any]) -> dict[str, Any]:
     """Return a fitted power of T as text, in the paper's notation."""
-    words = dict.fromkeys(("value", "low", "high"), math.nan) | {"row": row, "column": column}
-    if exponent["status"] == "ok":
-        power = f"T^{round(exponent['value'], 2) + 0.0:.2f}".replace("-", "−")
-        reason = f"fitted to {exponent['n']} contexts of {exponent['row']}"
-        words |= {"text": power, "reason": reason}
-    return exponent | words | {"n": 1}
+    if exponent["status"] != "ok":
+        return exponent | {"row": row, "column": column}
+    power = f"T^{round(exponent['value'], 2) + 0.0:.2f}".replace("-", "−")
+    why = f"fitted to {exponent['n']} contexts of {exponent['row']}"
+    return cell(row, column, text=power, reason=why, sources=exponent["sources"])
 
 
 def _range(contexts: pd.Series) -> str:

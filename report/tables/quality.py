@@ -60,7 +60,7 @@ def efficiency(runs: pd.DataFrame, losses: pd.DataFrame, window: float) -> pd.Da
     return pd.DataFrame(rows, columns=["scale", "seed", "source", *EFFICIENCY])
 
 
-def data(model: Model) -> str:
+def data_and_vocabulary(model: Model) -> str:
     """Format corpus and vocabulary; Table 2 leaves out the word "corpus"."""
     return f"{model['data_title'].removesuffix(' corpus')}/{vocabulary(model)}"
 
@@ -87,8 +87,8 @@ def main_results(
     deviation over seeds, and the mean paired difference with its 95% interval. Backbone: layers /
     d_model / heads × d_h / d_ff. Token reduction: the share of the budget that is left when
     Relation reaches its MHA run's final smoothed training loss, a mean over the seeds that do."""
-    backbone = SHAPE.replace("/", "L/", 1)
-    wordings = {"backbone": backbone.format_map, "data": data, "tokens": tokens}
+    backbone = SHAPE.replace("/", "L/", 1).format_map
+    wordings = {"backbone": backbone, "data": data_and_vocabulary, "tokens": tokens}
     yield from model_cells(models, wordings)
     matrix = runs[runs["variant"].isin(PAIRED) & ~runs["further"]]
     values = pairs(matrix)
@@ -150,7 +150,7 @@ def _further(row: str, values: pd.DataFrame, spared: pd.DataFrame, planned: set[
     if wide.empty:
         return
     yield from means(complete)
-    yield cell(row, "further.spread", stats.mean(wide["delta"].tolist()).sd, n=n, of=complete)
+    yield cell(row, "further.spread", stats.mean(wide["delta"]).sd, n=n, of=complete)
     yield cell(row, "further.won", int((wide["delta"] < 0).sum()), n=n, of=complete)
     never = spared["reduction"].isna()
     why = f"never reached, counted as none: seeds {spans(spared['seed'][never])}"

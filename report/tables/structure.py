@@ -63,11 +63,9 @@ def internal_organization(flow: pd.DataFrame) -> Cells:
     first = over_layers(layers.query("layer == 0"), metrics)
     yield from means(first)
     yield from ratios(first, "l0_effrank.full", "l0_effrank.mha", "l0_effrank.ratio")
-    second = over_layers(layers.query("layer == 1"), {"l1_self": "self_flow"})
-    yield from means(second)
+    yield from means(over_layers(layers.query("layer == 1"), {"l1_self": "self_flow"}))
     metrics = {"l2_self": "self_flow", "l2_exchange": "exchange_flow"}
-    later = over_layers(layers.query("layer >= 2 and variant == 'full'"), metrics)
-    yield from means(later)
+    yield from means(over_layers(layers.query("layer >= 2 and variant == 'full'"), metrics))
 
 
 @table("7", "app-structural-layerwise", "Flow organization by layer")

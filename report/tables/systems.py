@@ -67,10 +67,10 @@ def ratio(row: str, column: str, steps: pd.DataFrame, over: str, under: str) -> 
     if lacking := [side for side in sides if side["status"] != "PASS"]:
         yield cell(row, column, of=rows, **failure(lacking[0]))
         return
-    took_turns = not any(side["alone"] for side in sides)
-    estimate = stats.median_ratio(*(list(side["samples"]) for side in sides), took_turns)
-    why = "" if took_turns else "measured separately, because both did not fit into memory"
-    yield cell(row, column, estimate, of=rows, n=len(sides[0]["samples"]), reason=why)
+    alone = any(side["alone"] for side in sides)
+    why = "measured separately, because both did not fit into memory" if alone else ""
+    n = len(sides[0]["samples"])
+    yield cell(row, column, stats.median_ratio(*sides), of=rows, n=n, reason=why)
 
 
 def condition_cells(rows: pd.DataFrame, precision: Sequence[str]) -> Cells:

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from relation.records import FILES
 from report import data, figures
 
 NEAREST = data.Setting("books", "nearest", ("10M", "30M"))
@@ -25,7 +26,7 @@ def test_every_figure_of_the_nearest_reading_is_drawn(records, tmp_path):
 
 
 def test_figures_without_rows_are_left_out(records, tmp_path):
-    empty = {name: getattr(records, name).iloc[:0] for name in data.FRAMES}
+    empty = {name: getattr(records, name).iloc[:0] for name in FILES}
     (tmp_path / "pairs.svg").write_text("of an earlier report")
     assert figures.draw(dataclasses.replace(records, **empty), tmp_path) == []
     assert list(tmp_path.iterdir()) == []

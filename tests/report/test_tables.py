@@ -30,7 +30,7 @@ def frame(kind: str, rows: list[dict] = ()) -> pd.DataFrame:
 
 def records(planned: list[tuple] = (), **frames: list[dict]) -> Records:
     """A setting's records with a few rows. All other frames are empty."""
-    made = {kind: frame(kind, frames.get(kind, [])) for kind in data.FRAMES}
+    made = {kind: frame(kind, frames.get(kind, [])) for kind in stored.FILES}
     further = made["runs"]["seed"].map(lambda seed: seed not in SEEDS).astype(bool)
     made["runs"] = made["runs"].assign(further=further)
     rows = pd.DataFrame(planned, columns=data.PLANNED)
