@@ -33,6 +33,8 @@ def miniature(tmp_path_factory) -> Path:
 
 
 def report_of(campaign: str, out: Path) -> Path:
+    (out / "figures").mkdir()
+    (out / "figures/.DS_Store").touch()  # macOS leaves one in folders that it shows
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(study, "sections", lambda *_: [])
         patch.setattr(figures, "ALL", figures.ALL[:3])
