@@ -78,6 +78,8 @@ rule all:
         rules.collect.output,
         # Named here too, so that Snakemake makes deleted records again.
         [f"{FOLDER}/{path}" for path in PLANNED if not path.startswith("data/")],
+    message:
+        "All is made. Report: {rules.report.output}"
 
 
 onstart:

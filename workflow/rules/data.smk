@@ -9,6 +9,8 @@ rule prepare:
     threads: 2
     params:
         spec=lambda w: CAMPAIGN.data[w.data].hash,
+    message:
+        "Prepare the tokens of {wildcards.data}; log: {log}"
     shell:
         "python -m relation prepare {wildcards.data}"
         f" --config {CONFIG} --hash {{params.spec}} > {{log}} 2>&1"

@@ -11,6 +11,8 @@ rule length:
     params:
         # None without a section `length`: no file of this rule is then planned.
         spec=lambda w: CAMPAIGN.length and CAMPAIGN.length.hash(run_of(w)),
+    message:
+        f"Read longer texts with {RUN_NAME}; log: {{log}}"
     shell:
         f"python -m relation length {RUN_NAME}"
         f" --config {CONFIG} --hash {{params.spec}} > {{log}} 2>&1"
@@ -25,6 +27,8 @@ rule recall:
         gpu=int(ON_GPU),
     params:
         spec=lambda w: CAMPAIGN.recall_of(w.mixer).hash,
+    message:
+        "Train associative recall with {wildcards.mixer}; log: {log}"
     shell:
         "python -m relation recall {wildcards.mixer}"
         f" --config {CONFIG} --hash {{params.spec}} > {{log}} 2>&1"
@@ -46,6 +50,8 @@ rule bench:
         gpu=int(ON_GPU),
     params:
         spec=lambda w: CAMPAIGN.bench(w.benchmark, w.scale).hash,
+    message:
+        "Time {wildcards.benchmark} at {wildcards.scale}; log: {log}"
     shell:
         "python -m relation bench {wildcards.benchmark}/{wildcards.scale}"
         f" --config {CONFIG} --hash {{params.spec}} > {{log}} 2>&1"
@@ -63,5 +69,7 @@ rule check:
         gpu=int(ON_GPU),
     params:
         spec=CAMPAIGN.check and CAMPAIGN.check.hash,
+    message:
+        "Check operators and gradients against FP64; log: {log}"
     shell:
         f"python -m relation check --config {CONFIG} --hash {{params.spec}} > {{log}} 2>&1"

@@ -13,6 +13,8 @@ rule collect:
         f"{FOLDER}/logs/collect.log",
     params:
         spec=CAMPAIGN.hash,
+    message:
+        "Join all records into {FOLDER}/*.parquet; log: {log}"
     shell:
         f"python -m relation collect --config {CONFIG} --hash {{params.spec}} > {{log}} 2>&1"
 
@@ -25,6 +27,8 @@ rule report:
         f"{FOLDER}/report/index.html",
     log:
         f"{FOLDER}/logs/report.log",
+    message:
+        "Write the report, {output}; log: {log}"
     shell:
         f"python -m relation report --config {CONFIG} > {{log}} 2>&1"
 
@@ -39,5 +43,7 @@ rule published:
         "results/published/report/index.html",
     log:
         "results/published/report.log",
+    message:
+        "Write the report, {output}; log: {log}"
     shell:
         "python -m relation report --published > {log} 2>&1"

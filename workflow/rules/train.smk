@@ -37,6 +37,8 @@ rule train:
         processes=1,
     params:
         spec=lambda w: run_of(w).hash,
+    message:
+        f"Train {RUN_NAME}; log: {{log}}"
     shell:
         # The record, which is written last, makes a run finished, even if its process then fails.
         # Snakemake would otherwise delete it and, on a GPU, train it again (`retries`).
@@ -61,6 +63,8 @@ rule diagnose:
         gpu=int(ON_GPU),
     params:
         spec=lambda w: run_of(w).flow_hash,
+    message:
+        f"Diagnose the flow of {RUN_NAME}; log: {{log}}"
     shell:
         f"python -m relation diagnose {RUN_NAME}"
         f" --config {CONFIG} --hash {{params.spec}} > {{log}} 2>&1"
@@ -74,5 +78,7 @@ rule export:
         directory(f"{FOLDER}/exported/{RUN}"),
     log:
         f"{FOLDER}/logs/export/{RUN}.log",
+    message:
+        "Export to {output}; log: {log}"
     shell:
         f"python -m relation export {RUN_NAME} --config {CONFIG} --folder {{output}} > {{log}} 2>&1"
