@@ -281,9 +281,9 @@ class Campaign:
                 done = self.folder / "runs" / run.name / "run.parquet"
                 if run.data.name == name and records.is_made(done, run.hash):
                     raise InputError(
-                        f"{record} is lost or holds another text, so finished runs such as "
-                        f"{run.name} would be trained again; first make it alone: the same "
-                        f"command, ending with `-- {record}`"
+                        f"{record} is lost or holds another text, as after another corpus=, so "
+                        f"finished runs such as {run.name} would be trained again; first make it "
+                        f"alone: the same command, ending with `-- {record}`"
                     )
         if on_gpu:
             from relation.machine import check_gpu
