@@ -73,8 +73,7 @@ def _pair_losses(panel: Axes, logs: dict[str, pd.DataFrame], seed: int, window: 
         look = {"color": style.INK, "markerfacecolor": "none", "markersize": 5, "zorder": 4}
         panel.plot(crossing, target, "o", **look)
         note = f"{crossing / curves['full'].index[-1] - 1:+.1%} tokens"
-    placing = {"xycoords": "axes fraction", "xytext": (-3, -3), "va": "top", "ha": "right"}
-    style.annotate(panel, (1, 1), f"seed {seed}: {note}", **placing)
+    panel.set_title(f"seed {seed}: {note}", loc="right", fontsize=7.5)
     style.counts(panel.xaxis)
 
 
