@@ -21,15 +21,6 @@ def is_eager(*tensors: Tensor | None) -> bool:
     return not torch.compiler.is_compiling() and _PLAIN.issuperset(map(type, tensors))
 
 
-def may_launch(*gradients: Tensor | None) -> bool:
-    """Whether a backward pass may launch its kernels without the PyTorch operator.
-
-    The operator is needed for tracing, and with `create_graph`, because it raises an error if it is
-    differentiated.
-    """
-    return is_eager(*gradients) and not torch.is_grad_enabled()
-
-
 def why_unavailable(device: torch.device | str) -> str | None:
     """Return the reason why the kernels cannot run on `device`, or None if they can."""
     device = torch.device(device)

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from triton.runtime import driver
 
-from relation.kernels.available import may_launch
+from relation.kernels.available import is_eager
 
 HOPPER, OTHER = "sm_90", "sm_120"
 # Per kind of call: the compiled kernel and its constants. Each new T adds entries, up to a limit.
@@ -43,7 +43,9 @@ def eager(forward, save, differentiate, launch) -> type[torch.autograd.Function]
     """Return an operator as an autograd.Function: its dispatch would take as long as launches.
 
     forward runs the forward pass. save(ctx, inputs, output) keeps what differentiate(ctx,
-    *gradients) reads. differentiate gets `launch`, instead of the operator, if `may_launch` agrees.
+    *gradients) reads. Instead of the operator of the backward pass, differentiate calls `launch`.
+    The operator is needed only for tracing and, because it refuses second derivatives, with
+    `create_graph`.
     """
 
     class Eager(torch.autograd.Function):
@@ -57,8 +59,9 @@ def eager(forward, save, differentiate, launch) -> type[torch.autograd.Function]
 
         @staticmethod
         def backward(ctx, *gradients):
-            how = {"launch": launch} if may_launch(*gradients) else {}
-            return differentiate(ctx, *gradients, **how)
+            if is_eager(*gradients) and not torch.is_grad_enabled():
+                return differentiate(ctx, *gradients, launch=launch)
+            return differentiate(ctx, *gradients)
 
     return Eager
 

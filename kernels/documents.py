@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from relation.errors import InputError
@@ -49,7 +50,7 @@ class Documents:
                 f"documents decrease in row {row}: {ids[row, t]} at token {t} and "
                 f"{ids[row, t + 1]} after it; number the documents of a row in increasing order"
             )
-        return cls._of_first(torch.nn.functional.pad(change != 0, (1, 0), value=True))
+        return cls._of_first(F.pad(change != 0, (1, 0), value=True))
 
     @classmethod
     def packed(cls, offsets: Tensor) -> "Documents":
@@ -85,13 +86,13 @@ class Documents:
                 "the padding mask holds other numbers than 0 and 1; for numbered documents use "
                 "Documents.of(ids)"
             )
-        before = torch.nn.functional.pad(text[:, :-1], (1, 0))
+        before = F.pad(text[:, :-1], (1, 0))
         runs = (text & ~before).sum(1)  # pieces of text in each row
         if (runs != 1).any():
             row = int((runs != 1).nonzero()[0])
             pieces = "no text" if runs[row] == 0 else f"{int(runs[row])} pieces of text"
             raise InputError(f"row {row} of the padding mask has {pieces}; give each row one piece")
-        change = torch.nn.functional.pad(text[:, 1:] != text[:, :-1], (1, 0), value=True)
+        change = F.pad(text[:, 1:] != text[:, :-1], (1, 0), value=True)
         return cls._of_first(change)
 
     @classmethod
@@ -103,7 +104,7 @@ class Documents:
         the last document; `longest` is T. More than `most` documents are not detected.
         """
         length = first.shape[1]
-        first = torch.nn.functional.pad(first[:, 1:], (1, 0), value=True)
+        first = F.pad(first[:, 1:], (1, 0), value=True)
         number = first.flatten().cumsum(0)  # of each token's document, from 1
         wanted = torch.arange(1, most + 2, device=first.device)
         offsets = torch.searchsorted(number, wanted, out_int32=True)  # B T if no token has it
@@ -157,7 +158,7 @@ def _bounds(first: Tensor) -> tuple[Tensor, Tensor]:
     length = first.shape[1]
     place = torch.arange(length, dtype=torch.int32, device=first.device)
     starts = torch.where(first, place, 0).cummax(dim=1).values
-    ended = torch.nn.functional.pad(first[:, 1:], (0, 1), value=True)
+    ended = F.pad(first[:, 1:], (0, 1), value=True)
     ends = torch.where(ended, place + 1, length).flip(1).cummin(dim=1).values.flip(1)
     return starts, ends
 

@@ -48,7 +48,7 @@ def random_state(
 
 def decoding(config: ModelConfig, precision: str, device: torch.device, context: int, batch: int):
     """A workload that measures wall-clock seconds per step, which decodes a token in every row."""
-    model = Decoder(config, seed=0).to(device)
+    model = Decoder(config, device=device)
     call, rewind = _token_calls(model, DTYPES[precision], context, batch)
     for _ in range(3):
         call()

@@ -19,12 +19,13 @@ import torch
 from torch import Tensor
 
 from relation import machine, records
-from relation.bench import rounds as protocol
+from relation.bench.conditions import Conditions
+from relation.bench.rounds import DTYPES, Answers, Timer, Workers, median_columns, ratio_columns
 from relation.errors import InputError, RunError, check_among
 from relation.kernels.documents import Documents
 from relation.ops import causal_attention, chunked_linear_relation, full_relation, get_backend
 
-FORWARD, BACKWARD = MEASURES = "forward", "forward+backward"
+MEASURES = "forward", "forward+backward"
 _MOST_COPIES = 64
 _COLUMNS = ("status", "reason", "error", "peak_bytes", "samples", "alone")
 _CHECKED_TOKENS = 2048  # a T x T matrix in FP64 takes 32 MiB per head
@@ -81,11 +82,10 @@ class Peer(NamedTuple):
 
 
 QKV = ("p1", "p2", "info")
-RELATION, LINEAR = (*QKV, "lam"), (*QKV, "g")
 _OPERATORS = {
     "mha": (QKV, causal_attention),
-    "full": (RELATION, full_relation),
-    "linear": (LINEAR, chunked_linear_relation),
+    "full": ((*QKV, "lam"), full_relation),
+    "linear": ((*QKV, "g"), chunked_linear_relation),
 }
 
 
@@ -99,8 +99,8 @@ PEERS: dict[str, Peer] = {
     "cudnn": _backend("mha", "cudnn"),
     "flex": _backend("full", "flex"),
     "materialised": _backend("full", "materialised"),
-    "materialised-compiled": Peer(
-        RELATION, full_relation, lambda device: torch.compile(full_relation, dynamic=False)
+    "materialised-compiled": _backend("full", "materialised")._replace(
+        build=lambda device: torch.compile(full_relation, dynamic=False)
     ),
     "linear-relation": _backend("linear", "flash"),
     # Inputs like a trained layer's: every eighth channel has learned to forget.
@@ -152,37 +152,37 @@ def peer_calls(name: str, precision: str, device: torch.device, shape: Shape):
         torch.compiler.reset()  # otherwise PyTorch silently runs the ninth shape eagerly
     call = partial(peer.build(device), documents=ragged_documents(shape, device))
     generator = torch.Generator(device).manual_seed(0)
-    copies = [draw(shape, protocol.DTYPES[precision], device, generator)]
+    copies = [draw(shape, DTYPES[precision], device, generator)]
     nbytes = sum(copies[0][name].nbytes for name in (*peer.takes, "dy"))
     if device.type == "cuda":
         # One copy more than the L2 cache holds, so no call finds its inputs in the cache.
         cache = torch.cuda.get_device_properties(device).L2_cache_size  # bytes
         for _ in range(min(_MOST_COPIES, math.ceil(cache / nbytes))):
-            copies.append(draw(shape, protocol.DTYPES[precision], device, generator))
+            copies.append(draw(shape, DTYPES[precision], device, generator))
     turn = itertools.cycle(copies)
 
     def forward() -> None:
         values = next(turn)
         call(*(values[name] for name in peer.takes))
 
-    def backward() -> None:
+    def forward_backward() -> None:
         values = next(turn)
         inputs = [values[name] for name in peer.takes]
         y = call(*inputs)
         torch.autograd.grad(y[0] if isinstance(y, tuple) else y, inputs, values["dy"])
 
-    answer = {"error": _error(peer, protocol.DTYPES[precision], shape, device)}
-    calls = {FORWARD: forward, BACKWARD: backward}
-    timers = {kind: protocol.Timer(device, call, len(copies)) for kind, call in calls.items()}
+    answer = {"error": _error(peer, DTYPES[precision], shape, device)}
+    calls = zip(MEASURES, (forward, forward_backward), strict=True)
+    timers = {measure: Timer(device, call, len(copies)) for measure, call in calls}
     if device.type == "cuda":
         before = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
-        backward()
+        forward_backward()
         torch.cuda.synchronize(device)
         answer["peak_bytes"] = torch.cuda.max_memory_allocated(device) - before
     while (measure := (yield answer)) is not None:
         answer = timers[measure].seconds()
-    yield {f"host {kind}": timer.host_seconds() for kind, timer in timers.items()}
+    yield {f"host {measure}": timer.host_seconds() for measure, timer in timers.items()}
 
 
 def _error(peer: Peer, dtype: torch.dtype, shape: Shape, device: torch.device) -> float:
@@ -212,9 +212,9 @@ def _error(peer: Peer, dtype: torch.dtype, shape: Shape, device: torch.device) -
 
 
 def rows_of(
-    by_peer: dict[str, protocol.Answers], subject: str, shape: Shape, precision: str, device: dict
+    by_peer: dict[str, Answers], subject: str, shape: Shape, precision: str, conditions: dict
 ) -> Iterator[dict]:
-    """Yield a row per measure and peer; device: the columns of the `Conditions` during the run."""
+    """Yield a row per measure and peer; conditions: the columns of the `Conditions` meanwhile."""
     for measure, (name, answers) in itertools.product(MEASURES, by_peer.items()):
         yield {
             "peer": name,
@@ -222,16 +222,18 @@ def rows_of(
             **shape._asdict(),
             "precision": precision,
             **{n: answers.columns(measure).get(n) for n in _COLUMNS},
-            **protocol.median_columns("seconds", answers.samples.get(measure, [])),
-            **protocol.ratio_columns(answers, by_peer[subject], measure),
+            **median_columns("seconds", answers.samples.get(measure, [])),
+            **ratio_columns(answers, by_peer[subject], measure),
             "host_seconds": answers.facts.get(f"host {measure}"),
-            **device,
+            **conditions,
         }
 
 
 def table(rows: Sequence[dict]) -> str:
     """Return a table of milliseconds, ratios with intervals, host milliseconds, error, status."""
-    frame = pd.DataFrame(rows).astype({"seconds": float, "host_seconds": float})
+    numbers = ["seconds", "host_seconds", "ratio", "ratio_low", "ratio_high", "error"]
+    # A column that is all None would be printed as None.
+    frame = pd.DataFrame(rows).astype(dict.fromkeys(numbers, float)).fillna({"reason": "-"})
     frame["ms"], frame["host ms"] = 1e3 * frame["seconds"], 1e3 * frame["host_seconds"]
     shown = [*Shape._fields, "measure", "peer", "ms", "host ms", "ratio", "ratio_low", "ratio_high"]
     shown += ["error", "status", "reason"]
@@ -246,7 +248,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--shapes", nargs="+", default=["32,8,1024,48"], metavar="B,H[/K],T,D")
     parser.add_argument("--documents", type=int, default=0, help="mean length; 0: one per row")
     parser.add_argument("--peers", help=f"comma-separated, subject first; from {', '.join(PEERS)}")
-    parser.add_argument("--precision", choices=tuple(protocol.DTYPES), default=None)
+    parser.add_argument("--precision", choices=tuple(DTYPES), default=None)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--output", type=Path, default=Path("results/bench/operators.parquet"))
     options = parser.parse_args(argv)
@@ -262,9 +264,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     workloads, rows = {name: partial(peer_calls, name, precision) for name in peers}, []
     progress = machine.Progress("bench operators", len(shapes), "shapes")
     with machine.claim(options.device, empty=True) as device, progress:
-        conditions = protocol.Conditions(device)
+        conditions = Conditions(device)
         origin = records.origin("", machine.describe(device))
-        with protocol.Workers(workloads, conditions) as processes:
+        with Workers(workloads, conditions) as processes:
             for shape in shapes:
                 by_peer = processes.compare((shape,), MEASURES, options.rounds)
                 rows += rows_of(by_peer, peers[0], shape, precision, conditions.columns())

@@ -61,7 +61,8 @@ def ratio_columns(ours: "Answers", subjects: "Answers", measure: str) -> dict:
     a, b = (answers.samples.get(measure, []) for answers in (ours, subjects))  # seconds per round
     if a and b and (ours.alone or subjects.alone):
         return median_columns("ratio", [statistics.median(a) / statistics.median(b)])
-    return median_columns("ratio", [x / y for x, y in zip(a, b, strict=bool(a and b))])
+    ratios = [x / y for x, y in zip(a, b, strict=False)]  # none if one of the sides has failed
+    return median_columns("ratio", ratios)
 
 
 def synchronize(device: torch.device) -> None:
@@ -134,7 +135,7 @@ class Failure(NamedTuple):
     """Why a number is missing: OOM, UNAVAILABLE (it cannot run here) or FAILED, and a reason."""
 
     status: str
-    reason: str | None
+    reason: str
 
     @classmethod
     def of(cls, error: Exception) -> "Failure":
@@ -169,9 +170,10 @@ class Answers:
 
     def columns(self, measure: str) -> dict:
         """Return the columns `status`, `reason`, `samples` and `alone`, and the facts."""
-        failure = self.failures.get(measure, Failure("PASS", None))
-        samples = {"samples": self.samples.get(measure, []), "alone": self.alone}
-        return failure._asdict() | samples | self.facts
+        status, reason = self.failures.get(measure, ("PASS", None))
+        samples = self.samples.get(measure, [])
+        own = {"status": status, "reason": reason, "samples": samples, "alone": self.alone}
+        return own | self.facts
 
 
 def _serve(work: Workload, pipe: Any, device: torch.device, threads: int, parent: int) -> None:
@@ -325,7 +327,7 @@ def record(
     rounds. If a side runs out of memory, crashes or lacks a backend, the status in its row says so.
     """
     kind, rows = bench.kind, []
-    names, key = records.KINDS[kind].names, records.key(bench, kind)
+    names = records.KINDS[kind].names
     with machine.claim(bench.device, empty=True) as device:
         conditions = Conditions(device)
         for workloads in groups:
@@ -334,8 +336,8 @@ def record(
                     by_side = processes.compare(arguments, [kind], bench.rounds, warm_rounds)
                     device_columns = conditions.columns()
                     for side, answers in by_side.items():
-                        columns = key | answers.columns(kind) | device_columns
+                        columns = answers.columns(kind) | device_columns
                         columns |= row(side, answers.samples.get(kind, []), *arguments)
                         rows.append({name: columns.get(name) for name in names})
-        origin = records.origin(bench.hash, machine.describe(device))
-    records.write(out, kind, rows, origin)
+        shared = records.key(bench, kind) | records.origin(bench.hash, machine.describe(device))
+    records.write(out, kind, rows, shared)

@@ -51,16 +51,16 @@ def document_windows(
 
 
 @torch.no_grad()
-def token_nll(model: Decoder, windows: Tensor, piece: int) -> Tensor:
+def token_nll(model: Decoder, windows: Tensor, context: int) -> Tensor:
     """Return the NLL of every predicted token in nats, (n, L) FP32; windows: (n, L + 1) int64.
 
-    Reads one window at a time, and computes the logits of `piece` tokens at a time.
+    Reads one window at a time, and computes the logits of `context` tokens at a time.
     """
     rows = []
     for window in windows:
-        states = model.states(window[None, :-1])[0].split(piece)
-        pieces = zip(states, window[1:].split(piece), strict=True)
-        nll = [F.cross_entropy(model.logits(s).float(), t, reduction="none") for s, t in pieces]
+        states = model.states(window[None, :-1])[0].split(context)
+        pairs = zip(states, window[1:].split(context), strict=True)
+        nll = [F.cross_entropy(model.logits(s).float(), t, reduction="none") for s, t in pairs]
         rows.append(torch.cat(nll))
     return torch.stack(rows)
 

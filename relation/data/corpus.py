@@ -199,7 +199,6 @@ def _hub_documents(stream: dict, split: str) -> Iterator[str]:
 
 def document_streams(data: Data, split: str) -> list[Iterator[str]]:
     """Return the documents of a split, one iterator per stream of the corpus."""
-    held_out, modulus = split == "validation", data.validation_modulus or _MODULUS
     # by_hash: the texts have no validation split, so their hash divides the training split.
     if data.path is None:
         by_hash = data.validation_modulus is not None
@@ -209,6 +208,7 @@ def document_streams(data: Data, split: str) -> list[Iterator[str]]:
         by_hash = "validation" not in local
         streams = [local["train" if by_hash else split]]
     if by_hash:
+        held_out, modulus = split == "validation", data.validation_modulus or _MODULUS
         streams = [(t for t in texts if is_held_out(t, modulus) == held_out) for texts in streams]
     if data.document_characters is not None:
         streams = [_shuffled_pieces(texts, data.document_characters) for texts in streams]

@@ -64,8 +64,9 @@ def diagnose(run: Run, data: Path, checkpoint: Path, out: Path, runs_per_gpu: in
         model = load_model(checkpoint, device)
         validation, lengths = open_tokens(data, "validation"), (run.flow_length, run.rank_length)
         sequences = first_windows(validation, run.flow_window, run.flow_sequences, max(lengths))
-        mask = document_mask(run.document_mask, data)
-        layers = read_layers(model, to_device(sequences, device), *lengths, mask)
+        tokens = to_device(sequences, device)
+        documents = document_mask(run.document_mask, data)(tokens)
+        layers = read_layers(model, tokens, *lengths, documents)
         rows_by_kind: dict[str, list[dict]] = {"flow": [], "curves": [], "maps": []}
         with Progress(f"diagnose {run.name}", model.config.layers, "layers") as progress:
             for layer in layers:

@@ -6,17 +6,15 @@ values are FP32 and their sums FP64.
 """
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from relation.errors import DivergedError
+from relation.kernels.documents import Documents
 from relation.nn import Decoder
-
-if TYPE_CHECKING:
-    from relation.data.masks import Mask
 
 SINKS = (1, 2, 4, 8, 16, 32)  # sink_n: conditional historical mass on the first n tokens
 # The paper's distances of 128, 256 and 512 tokens are these fractions of its 1024 tokens.
@@ -149,14 +147,17 @@ class Layer(NamedTuple):
 
 @torch.no_grad()
 def read_layers(
-    model: Decoder, tokens: Tensor, flow_length: int, rank_length: int, mask: "Mask"
+    model: Decoder,
+    tokens: Tensor,
+    flow_length: int,
+    rank_length: int,
+    documents: Documents | None,
 ) -> Iterator[Layer]:
     """Yield the readings of each layer's flow on (B, T) ids, T at least both lengths, in order.
 
     The flow is causal, so the flow of the first tokens is the corner of the whole flow, and one
-    pass serves both lengths. mask: the document mask that the model was trained with.
+    pass serves both lengths. documents: of the tokens, if the model was trained with a mask.
     """
-    documents = mask(tokens)
     places = None if documents is None else documents.positions[:, :flow_length]
     for index, flow in enumerate(model.flows(tokens, documents)):
         if not flow.isfinite().all():

@@ -23,7 +23,6 @@ from relation.ops.backends import Automatic
 from relation.ops.precision import projection_dtype
 
 NAME = "relation"
-TAU = 2.0
 
 
 def add_lambda(
@@ -270,9 +269,9 @@ def relation_attention(
     if mask is None and n > 1:
         # A static cache has more keys than the prompt has tokens.
         key, value = key[:, :, :n], value[:, :, :n]
-        y = _OPERATOR(query, key, value, lam, TAU, documents=documents)
+        y = _OPERATOR(query, key, value, lam, documents=documents)
     else:
-        y = full_relation_step(query, key, value, lam, TAU, visible=mask)
+        y = full_relation_step(query, key, value, lam, visible=mask)
     return y.transpose(1, 2).contiguous(), None  # some families call `view`
 
 

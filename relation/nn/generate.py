@@ -5,6 +5,7 @@ On a GPU each token is one launch of a CUDA graph (`relation.nn.replay`). On a C
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +14,7 @@ from relation.errors import InputError, RunError
 from relation.nn.cache import DecodeState
 from relation.nn.model import Decoder, check_tokens
 from relation.nn.replay import Prepared, Replay, why_plain
-from relation.nn.sampling import CHUNK, Sampling, draw, uniform_numbers
+from relation.nn.sampling import Sampling, draw, uniform_numbers
 from relation.ops.precision import projection_dtype
 from relation.variants import check_type
 
@@ -112,11 +113,9 @@ def _plain_steps(
     model: Decoder, logits: Tensor, sampling: Sampling, count: int, state: DecodeState
 ) -> Iterator[list[int]]:
     """Yield the ids (B,) of `count` tokens in turn; `model.decode` reads all but the last."""
-    uniforms = uniform_numbers(sampling.seed, len(logits))
-    for step in range(count):
-        if step % CHUNK == 0:
-            numbers = next(uniforms).to(logits.device)
-        ids = draw(logits, numbers[step % CHUNK], sampling)
+    uniforms = chain.from_iterable(uniform_numbers(sampling.seed, len(logits)))  # (B,) per token
+    for step in range(1, count + 1):
+        ids = draw(logits, next(uniforms).to(logits.device), sampling)
         yield ids.tolist()
-        if step + 1 < count:
+        if step < count:
             logits = model.decode(ids[:, None], state)[:, -1]

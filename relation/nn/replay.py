@@ -17,7 +17,7 @@ from relation.kernels.available import why_no_decoding
 from relation.nn.cache import Cache, DecodeState, HistoryCache
 from relation.nn.model import Block, Decoder, RopeTables
 from relation.nn.norms import is_patched
-from relation.nn.sampling import CHUNK, Sampling, draw, kernel_draws, uniform_numbers
+from relation.nn.sampling import DRAWS, Sampling, draw, kernel_draws, uniform_numbers
 from relation.variants import FULL, LINEAR, MHA
 
 _KNOWN = ("relation.", "torch.nn.")  # modules from other packages may be adapters
@@ -171,9 +171,9 @@ class Replay:
         self._prepared, self._state, self._sampling, self._stop = prepared, state, sampling, stop
         self._device, rows = logits.device, len(logits)
         self._on_gpu = self._device.type == "cuda"
-        # Uniform numbers of CHUNK tokens, (CHUNK, B), and the index that each row used last, (B,).
+        # Uniform numbers of DRAWS tokens, (DRAWS, B), and the index that each row used last, (B,).
         self._uniforms = uniform_numbers(sampling.seed, rows)
-        self._numbers = torch.empty(CHUNK, rows, dtype=torch.float64, device=self._device)
+        self._numbers = torch.empty(DRAWS, rows, dtype=torch.float64, device=self._device)
         self._index = torch.zeros(rows, dtype=torch.int64, device=self._device)
         self._temperature = sampling.temperature_on(self._device)
         self._drawn = 0
@@ -201,7 +201,7 @@ class Replay:
             self._places = self._places._replace(tables=self._room())
             self._prepare()
         self._drawn += 1
-        if self._drawn % CHUNK == 0:
+        if self._drawn % DRAWS == 0:
             self._refill()
         self._run()
         self.longest += 1
@@ -254,7 +254,7 @@ class Replay:
             )  # fmt: skip
             return
         self._index.add_(1)
-        uniforms = self._numbers.index_select(0, self._index[:1] % CHUNK)[0]
+        uniforms = self._numbers.index_select(0, self._index[:1] % DRAWS)[0]
         ids = draw(logits, uniforms, self._sampling)
         lengths.add_(active)
         if self._stop is not None:
@@ -300,6 +300,6 @@ class Replay:
         self._run = graph.replay
 
     def _refill(self) -> None:
-        """Copy the uniform numbers of the next CHUNK tokens to the device."""
+        """Copy the uniform numbers of the next DRAWS tokens to the device."""
         numbers = next(self._uniforms)
         self._numbers.copy_(numbers.pin_memory() if self._on_gpu else numbers, non_blocking=True)

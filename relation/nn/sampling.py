@@ -12,7 +12,7 @@ from relation.kernels import why_unavailable
 from relation.nn.model import keyed_generator
 from relation.variants import check_type
 
-CHUNK = 256  # uniform numbers are drawn for this many tokens at a time
+DRAWS = 256  # uniform numbers are drawn for this many tokens at a time
 
 
 @dataclass(frozen=True)
@@ -104,12 +104,12 @@ def draw(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> Tensor:
 
 
 def uniform_numbers(seed: int, rows: int) -> Iterator[Tensor]:
-    """Yield (CHUNK, B) FP64 numbers in [0, 1), again and again, for CHUNK tokens each.
+    """Yield (DRAWS, B) FP64 numbers in [0, 1), again and again, for DRAWS tokens each.
 
     Row b's numbers depend only on the seed and on b. They are drawn on the CPU, so every device
     draws the same text from the same logits.
     """
     generators = [keyed_generator(f"{seed}/{row}") for row in range(rows)]
     while True:
-        numbers = [torch.rand(CHUNK, generator=g, dtype=torch.float64) for g in generators]
+        numbers = [torch.rand(DRAWS, generator=g, dtype=torch.float64) for g in generators]
         yield torch.stack(numbers, dim=1)

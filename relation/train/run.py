@@ -241,8 +241,8 @@ def _probes(
                 yield row(layer, part, "theta", angle.item())
     if reads_flow and LINEAR not in run.model.layout:
         lengths = (run.flow_length, run.rank_length)
-        sequence = first_windows(validation, run.flow_window, 1, max(lengths))
-        for layer in read_layers(model, to_device(sequence, device), *lengths, mask):
+        sequence = to_device(first_windows(validation, run.flow_window, 1, max(lengths)), device)
+        for layer in read_layers(model, sequence, *lengths, mask(sequence)):
             for reading in layer.readings:
                 for name, values in reading.values.items():
                     yield row(layer.index, None, name, values.mean().item())

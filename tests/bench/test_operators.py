@@ -5,7 +5,7 @@ import pytest
 import torch
 from conftest import refusal
 
-from relation.bench.operators import PEERS, Shape, main, peer_calls, rows_of
+from relation.bench.operators import PEERS, Shape, main, peer_calls, rows_of, table
 from relation.bench.rounds import Answers
 from relation.errors import RunError
 
@@ -36,6 +36,8 @@ def test_a_ratio_is_the_time_over_the_subjects_by_round_or_of_medians():
         by_peer["peer"].alone = alone
         _, row, *_ = rows_of(by_peer, "own", Shape(1, 1, 1, 9, 8), "fp32", {})
         assert (row["peer"], row["seconds"], row["ratio"]) == ("peer", 6.0, ratio)
+    nothing = list(rows_of({"own": Answers()}, "own", Shape(1, 1, 1, 9, 8), "fp32", {}))
+    assert "None" not in table(nothing)
 
 
 def test_another_function_is_no_peer(monkeypatch):

@@ -85,7 +85,8 @@ def test_rows_of_a_checkpoint(tmp_path, data, variant) -> None:
 def test_a_model_trained_on_separate_documents_is_diagnosed_on_them(tmp_path, data) -> None:
     rows, model = diagnosed(tmp_path, data, "full", document_mask="documents")
     tokens = torch.from_numpy(open_tokens(data, "validation")[:70].astype(np.int64))[None]
-    layer = next(metrics.read_layers(model, tokens, 70, 12, document_mask("documents", data)))
+    documents = document_mask("documents", data)(tokens)
+    layer = next(metrics.read_layers(model, tokens, 70, 12, documents))
     first = rows["flow"].query("layer == 0 and sequence == 0 and length == 70")
     first = first.pivot(index="metric", columns="head", values="value")
     for metric, values in layer.readings[0].values.items():
@@ -110,10 +111,10 @@ def test_what_cannot_be_diagnosed_is_one_line(tmp_path, data) -> None:
 def test_flow_stays_in_its_document_and_sinks_are_their_first_tokens(tmp_path, data) -> None:
     saved_model(tmp_path, "full")
     model = load_model(tmp_path / "model.safetensors", CPU)
-    mask = document_mask("documents", data)
     text = torch.tensor([[5, 3, 0, 4, 6, 7, 0, 2, 9, 9], [1, 2, 3, 0, 0, 4, 4, 8, 8, 8]])
-    starts, place = mask(text).starts[:, None, :, None], torch.arange(10)  # (B, 1, T, 1), (T,)
-    for layer in metrics.read_layers(model, text, 10, 8, mask):
+    documents = document_mask("documents", data)(text)
+    starts, place = documents.starts[:, None, :, None], torch.arange(10)  # (B, 1, T, 1), (T,)
+    for layer in metrics.read_layers(model, text, 10, 8, documents):
         assert not layer.flow.triu(1).any() and not layer.flow.where(place < starts, 0).any()
         history = layer.flow.double().tril(-1)
         # A document's first row has no history.

@@ -17,7 +17,7 @@ from interpreter import INTERPRETED, run_interpreted
 from models import TOKENS, greedy, stirred
 
 from relation.errors import RunError
-from relation.nn import Decoder, Execution, ModelConfig, generate, replay, sampling
+from relation.nn import Decoder, Execution, ModelConfig, replay, sampling
 from relation.nn.generate import BLOCK, continuations, generate_batch, generate_tokens
 from relation.nn.replay import Places, Prepared, why_plain
 from relation.nn.sampling import Sampling, draw, next_token_probabilities
@@ -212,9 +212,9 @@ def check_texts(variant: str, device: str, count: int, **changes) -> None:
 
 
 def check_chunks(monkeypatch, device: str = "cpu") -> None:
-    """Check that each chunk of random numbers is new; here all ids are equally likely."""
-    for module in (generate, replay, sampling):
-        monkeypatch.setattr(module, "CHUNK", 2)
+    """Check that random numbers are always new; here all ids are equally likely."""
+    for module in (replay, sampling):
+        monkeypatch.setattr(module, "DRAWS", 2)
     tokens = generate_tokens(prepared_model("mha", device), [1], 6, Sampling(temperature=1e300))
     first, *others = zip(tokens, tokens, strict=True)
     assert all(pair != first for pair in others)

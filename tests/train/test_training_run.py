@@ -174,7 +174,7 @@ def test_probes_are_taken_at_the_start_and_after_each_part(data, masked) -> None
     last = probes[probes["tokens"] == 600]
     last = last.set_index(["metric", "layer", "part"])["value"].sort_index()
     sequence = torch.from_numpy(tokens[:16].astype(np.int64))[None]
-    for layer in read_layers(model, sequence, 16, 8, mask):
+    for layer in read_layers(model, sequence, 16, 8, mask(sequence)):
         mixer = model.blocks[layer.index].mixer
         assert last["lambda", layer.index].item() == pytest.approx(mixer.lam.item())
         assert last["theta", layer.index, 0] == pytest.approx(mixer.theta.item())
