@@ -62,22 +62,25 @@ def fair_spread(frames: dict[str, pd.DataFrame]) -> None:
     searched = search.pivot_table("final_nll", "learning_rate", "variant")
     print("search - new seeds, by rate:", searched.sub(new).round(4).to_string(), sep="\n")
     print("search, full - mha:", (searched["full"] - searched["mha"]).round(4).to_dict())
+    gain = fair.compare_arms(fresh, "full-qknorm-gate", "full").welch
+    print(f"full-qknorm-gate - full, new seeds: {gain:+.4f}")
+    large = runs[runs["scale"] == "100M28pc"].pivot_table("final_nll", "variation", "variant")
+    carried, half = large.loc["tuned-100M28pc"], large.loc["rate100-0.5"]
+    print("100M28pc, half the carried rate - carried:", (half - carried).round(4).to_dict())
+    print(f"100M28pc, full, carried - mha, half: {carried['full'] - half['mha']:+.4f}")
     for device, device_runs in fresh.groupby("device"):
         for over, under in fair.PRIMARY:
             pair = fair.compare_arms(device_runs, over, under)
             print(f"{device}, {over} - {under}, {pair.seeds} seeds: {pair.welch:+.4f}")
     long_runs, mha = fair.runs_of(runs, "10M", "long"), "variant == 'mha'"
     short, long = (each.query(mha)["final_nll"].mean() for each in (fresh, long_runs))
-    for arm_runs, additions in (
-        (fresh, "gate"),
-        (fresh, "qknorm-gate"),
-        (long_runs, "qknorm-gate"),
-    ):
-        speed, _ = study.throughput(frames["steps"], f"mha-{additions}", "cudnn")
+    both = "mha-qknorm-gate"
+    for arm_runs, variant in ((fresh, "mha-gate"), (fresh, both), (long_runs, both)):
+        speed, _ = study.throughput(frames["steps"], variant, "cudnn")
         fewer_tokens = (short - long) * math.log(1 / speed, 4)
-        gain = fair.compare_arms(arm_runs, f"mha-{additions}", "mha").welch.value + fewer_tokens
+        gain = fair.compare_arms(arm_runs, variant, "mha").welch.value + fewer_tokens
         print(
-            f"mha-{additions} - mha in equal time, {arm_runs['budget_tokens'].iloc[0]:,} tokens, "
+            f"{variant} - mha in equal time, {arm_runs['budget_tokens'].iloc[0]:,} tokens of MHA, "
             f"if NLL is linear in log tokens: {gain:+.4f}"
         )
 

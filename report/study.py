@@ -103,8 +103,8 @@ def answer_section(runs: pd.DataFrame, settings: Sequence[data.Records], folder:
 def conditions(runs: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """Return the runs under each condition that repeats primary comparisons, by its name."""
     large, run = "100M on 28% of its tokens", ["variant", "seed"]
-    tried = fair.runs_of(runs, "100M28pc", "(tuned|rate100)")
-    tried = tried[tried.duplicated(run, keep=False)].sort_values("final_nll")
+    tried = runs[runs["scale"] == "100M28pc"].sort_values("final_nll")
+    tried = tried[tried.duplicated(run, keep=False)]  # at two rates
     return {
         "30M": fair.runs_of(runs, "30M"),
         f"{large}, rates from 30M": fair.runs_of(runs, "100M28pc"),
@@ -235,7 +235,7 @@ def elsewhere(runs: pd.DataFrame) -> list[Section]:
             row |= comparison_columns(comparison) | {BITS: number(bits[over] - bits[under], "+.4f")}
             same_seeds = runs[runs["seed"].isin(comparison.common)]
             tuned = fair.compare_arms(fair.runs_of(same_seeds, "10M"), over, under)
-            text = f"{tuned.welch:+.4f}" if tuned and setting.startswith("10M") else ""
+            text = f"{tuned.welch:+.4f}" if tuned and set(setting_runs["scale"]) == {"10M"} else ""
             pair_rows.append(row | {"150M tokens, same seeds": text})
     arms, differences = pd.DataFrame(arm_rows), pd.DataFrame(pair_rows)
     return [Section("elsewhere", arms), Section("elsewhere-apart", differences)]
@@ -285,7 +285,8 @@ def shares_of_the_end(estimates: pd.Series) -> dict[str, str]:
 
 def rates(runs: pd.DataFrame, folder: Path) -> Iterator[Section]:
     """Yield the search for each arm's learning rate, one section per scale: rates, rates-30M."""
-    for scale, scale_runs in runs[runs["variation"].str.match("rate(30)?-")].groupby("scale"):
+    search = runs[runs["variation"].str.match("rate(30)?-")]  # rate100-0.5 is no search
+    for scale, scale_runs in search.groupby("scale"):
         if scale == "10M":
             name, sign, times, unit = "rates", "", 1e3, " (10⁻³)"
             scale_runs = scale_runs.assign(rate=scale_runs["learning_rate"])

@@ -499,8 +499,8 @@ def _exp2_assembly(emulated, limit):
     polynomial gives 2^f, and adding n to its exponent multiplies it by 2^n. limit: `exp2`.
     """
     c0, c1, c2, c3 = EXP2_BITS
-    bounded = "min.f32 x, $X, 0f42FE0000;" if limit > 0 else "max.f32 x, $X, 0fC2FC0000;"
-    emulation = f"""{{ .reg .f32 x, t, f, p; .reg .b32 n, b; {bounded} add.rn.f32 t, x, 0f4B400000;
+    bound = {127: "min.f32 x, $X, 0f42FE0000;", -126: "max.f32 x, $X, 0fC2FC0000;"}[limit]
+    emulation = f"""{{ .reg .f32 x, t, f, p; .reg .b32 n, b; {bound} add.rn.f32 t, x, 0f4B400000;
         sub.rn.f32 f, t, 0f4B400000; sub.rn.f32 f, x, f; fma.rn.f32 p, f, {c3}, {c2};
         fma.rn.f32 p, p, f, {c1}; fma.rn.f32 p, p, f, {c0}; mov.b32 n, t; mov.b32 b, p;
         shl.b32 n, n, 23; add.s32 n, n, b; mov.b32 $Y, n; }}"""

@@ -89,11 +89,9 @@ _HOPPER = {
     "p2_info": Launch(block_i=32, block_j=64),
 }
 
-_P2_INFO_LARGE = {"p2_info": GluonLaunch(stages=4, registers=168, programs=1, groups=2)}
-
 
 def _in_gluon(forward_stages: int, backward_stages: int) -> dict[str, GluonLaunch]:
-    """Return the launches in Gluon of heads up to 96 wide: only the stages depend on the width."""
+    """Return the launches in Gluon of heads up to 96 wide, of which those at 64 differ further."""
     backward = GluonLaunch(stages=backward_stages, registers=128, programs=2)
     forward = GluonLaunch(stages=forward_stages, registers=80, programs=3)
     return {"forward": forward, "p1": backward, "p2_info": backward}
@@ -107,11 +105,11 @@ LAUNCHES: dict[tuple[str, int], tuple[Launches, ...]] = {
         Launches(48, **_HOPPER, gluon=_in_gluon(forward_stages=3, backward_stages=3)),
         Launches(
             64, **_HOPPER,
-            gluon={
+            gluon=_in_gluon(forward_stages=3, backward_stages=3)
+            | {
                 "forward": GluonLaunch(
                     stages=3, registers=80, programs=3, emulated=3, holds_p1=True
                 ),
-                "p1": GluonLaunch(stages=3, registers=128, programs=2),
                 "p2_info": GluonLaunch(stages=3, registers=128, programs=2, emulated=1),
             },
             gluon_large={
@@ -123,7 +121,7 @@ LAUNCHES: dict[tuple[str, int], tuple[Launches, ...]] = {
         Launches(80, **_HOPPER, gluon=_in_gluon(forward_stages=2, backward_stages=3)),
         Launches(
             96, **_HOPPER, gluon=_in_gluon(forward_stages=2, backward_stages=2),
-            gluon_large=_P2_INFO_LARGE,
+            gluon_large={"p2_info": GluonLaunch(stages=4, registers=168, programs=1, groups=2)},
         ),
         Launches(
             128, **_HOPPER,

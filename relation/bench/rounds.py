@@ -59,10 +59,11 @@ def ratio_columns(ours: "Answers", subjects: "Answers", measure: str) -> dict:
     If a side was measured alone, no rounds are shared: return the ratio of medians, no interval.
     """
     a, b = (answers.samples.get(measure, []) for answers in (ours, subjects))  # seconds per round
-    if a and b and (ours.alone or subjects.alone):
+    if not (a and b):  # a side has failed
+        return median_columns("ratio", [])
+    if ours.alone or subjects.alone:
         return median_columns("ratio", [statistics.median(a) / statistics.median(b)])
-    ratios = [x / y for x, y in zip(a, b, strict=False)]  # none if one of the sides has failed
-    return median_columns("ratio", ratios)
+    return median_columns("ratio", [x / y for x, y in zip(a, b, strict=True)])
 
 
 def synchronize(device: torch.device) -> None:
