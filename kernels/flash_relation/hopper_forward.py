@@ -67,13 +67,29 @@ def _exponents(u, K: gl.constexpr):
 
 
 @gluon.jit
+def _weights(u, K: gl.constexpr):
+    """Return exp(E), u as above, some by polynomials (`launches.GluonLaunch.emulated`).
+
+    These count U above 88, or E above 88, as 88. A row's sum then exceeds 2^64 and is repaired.
+    """
+    # With several groups the product's factors take longer than what they save.
+    if K.EMULATED > 0 and K.SCALED and K.GROUPS == 1:
+        return hp.exp2_of_product(u, hp.tanh(u) * LOG2_E + LOG2_E, K.EMULATED)
+    else:
+        return hp.exp2(_exponents(u, K), K.EMULATED, "x <= 127")
+
+
+@gluon.jit
 def _await_scores(u, w, z, z_rest, own, info, add, HOLDS: gl.constexpr, K: gl.constexpr):
     """`hopper_tiles.await_scores`; a held p1, `own`, goes through the wait (`begin_scores`)."""
-    if HOLDS:
-        u, z, w, own = warpgroup_mma_wait(0, deps=[u, z, w, own])
+    wide, rest = own
+    if HOLDS and K.REST > 0:
+        u, z, z_rest, w, wide, rest = warpgroup_mma_wait(0, deps=[u, z, z_rest, w, wide, rest])
+    elif HOLDS:
+        u, z, w, wide = warpgroup_mma_wait(0, deps=[u, z, w, wide])
     else:
         u, w, z, z_rest = hp.await_scores(u, w, info, z, z_rest, add, 0, K.REST, K.GROUPS)
-    return u, w, z, z_rest, own
+    return u, w, z, z_rest, (wide, rest)
 
 
 @gluon.jit
@@ -102,10 +118,11 @@ def _consumer(ME: gl.constexpr, given, memory, K: gl.constexpr):
         place = slot * K.GROUPS + ME
         i_start = i_block + BLOCK * ME
         p1_i = hp.tile_at(p1, place)
-        own = w  # stands for p1 held in registers
+        own = w, w  # stand for p1 held in registers, its tiles of WIDE and REST columns
         if HOLDS:
-            own = p1_i[0].load(hp.factors(BLOCK))
-            own = (own * (0.5 * K.SCALE)).to(DTYPE) if K.SCALED else own
+            wide = p1_i[0].load(hp.factors(BLOCK))
+            wide = (wide * (0.5 * K.SCALE)).to(DTYPE) if K.SCALED else wide
+            own = wide, p1_i[1].load(hp.factors(BLOCK)) if K.REST > 0 else wide
         elif K.SCALED:
             hp.scale_tile(p1_i[0], 0.5 * K.SCALE)
         hp.leave_slot(free, slot, turn, K.SLOTS, False)
@@ -119,8 +136,7 @@ def _consumer(ME: gl.constexpr, given, memory, K: gl.constexpr):
                 before = stage
                 stage, phase = hp.next_stage(stage, phase, K.STAGES)
                 mbarrier.wait(full.index(stage), phase)
-                left = (own, own) if HOLDS else p1_i
-                u = hp.begin_scores(left, hp.tile_at(p2, stage), K.REST)
+                u = hp.begin_scores(own if HOLDS else p1_i, hp.tile_at(p2, stage), K.REST)
                 is_after_first, is_after_second = step > first, step > first + 1
                 u, w, z, z_rest, own = _await_scores(
                     u, w, z, z_rest, own, hp.tile_at(info, before), is_after_second, HOLDS, K
@@ -129,10 +145,10 @@ def _consumer(ME: gl.constexpr, given, memory, K: gl.constexpr):
                 if K.GROUPS == 1 and is_after_first:
                     hp.leave(empty.index(before))
                 # W_ij = exp(E_ij); l += sum of W_ij over j.
-                e2 = _exponents(u, K)
                 if UNMASKED or documents is None:
-                    weight = hp.exp2(e2, K.EMULATED, 127)
+                    weight = _weights(u, K)
                 else:
+                    e2 = _exponents(u, K)
                     weight = gl.exp2(hp.only_seen(e2, documents, start_i, step * BLOCK, False))
                 history += hp.partial_sums(weight)
                 # Several groups: the previous step's z += W I, begun in `await_scores`, ends here.
@@ -151,7 +167,7 @@ def _consumer(ME: gl.constexpr, given, memory, K: gl.constexpr):
         before = stage
         stage, phase = hp.next_stage(stage, phase, K.STAGES)
         mbarrier.wait(full.index(stage), phase)
-        u = hp.begin_scores((own, own) if HOLDS else p1_i, hp.tile_at(p2, stage), K.REST)
+        u = hp.begin_scores(own if HOLDS else p1_i, hp.tile_at(p2, stage), K.REST)
         is_after_first = i_start > first * BLOCK
         is_after_second = i_start > first * BLOCK + BLOCK
         u, w, z, z_rest, own = _await_scores(

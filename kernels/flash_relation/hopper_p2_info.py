@@ -209,7 +209,7 @@ def _scan_head(
             e = half_u * t + half_u
             log2_f = e * LOG2_E + minus_norm
             if documents is None or (SPLIT and not MASKED):
-                weight = hp.exp2(log2_f, K.EMULATED, -126)
+                weight = hp.exp2(log2_f, K.EMULATED, "x >= -126")
             else:
                 weight = gl.exp2(hp.only_seen(log2_f, documents, end_j, step * BLOCK, True))
             # 2 dU^T without its factor H - G . Y: one tile is kept while H is pending, not three.

@@ -489,38 +489,64 @@ EXP2_POLYNOMIAL = (0.99992806, 0.69326097, 0.24261113, 0.05517167)
 EXP2_BITS = tuple(
     f"0f{bits:08X}" for bits in struct.unpack("<4I", struct.pack("<4f", *EXP2_POLYNOMIAL))
 )
+# PTX that splits x into n + f, where n is the integer next to it: adding 1.5 x 2^23 (0f4B400000)
+# leaves n in the lowest bits of t. x is bounded first, so that 2^x stays in FP32's range.
+_SPLITS = {
+    "x >= -126": """max.f32 x, $X, 0fC2FC0000; add.rn.f32 t, x, 0f4B400000;
+        sub.rn.f32 f, t, 0f4B400000; sub.rn.f32 f, x, f;""",
+    "x <= 127": """min.f32 x, $X, 0f42FE0000; add.rn.f32 t, x, 0f4B400000;
+        sub.rn.f32 f, t, 0f4B400000; sub.rn.f32 f, x, f;""",
+    # x is a product, rounded once; its second factor is at most 2 log2(e).
+    "x <= 44 factor": """min.f32 x, $X, 0f42300000; fma.rn.f32 t, x, $F, 0f4B400000;
+        sub.rn.f32 f, 0f4B400000, t; fma.rn.f32 f, x, $F, f;""",
+}
 
 
 @gluon.constexpr_function
-def _exp2_assembly(emulated, limit):
-    """Return PTX for 2^x of eight numbers, $8 to $15, of which `emulated` use no special function.
+def _exp2_assembly(emulated, bound):
+    """Return PTX for eight powers $Y of two, of which `emulated` use no special function.
 
-    x = n + f with n an integer: adding 1.5 x 2^23 (0f4B400000) leaves n in the lowest bits. The
-    polynomial gives 2^f, and adding n to its exponent multiplies it by 2^n. limit: `exp2`.
+    bound: a key of `_SPLITS`. Inputs: x as $X, or its factors as $X and $F. The polynomial gives
+    2^f, and adding n to its exponent multiplies it by 2^n.
     """
     c0, c1, c2, c3 = EXP2_BITS
-    bound = {127: "min.f32 x, $X, 0f42FE0000;", -126: "max.f32 x, $X, 0fC2FC0000;"}[limit]
-    emulation = f"""{{ .reg .f32 x, t, f, p; .reg .b32 n, b; {bound} add.rn.f32 t, x, 0f4B400000;
-        sub.rn.f32 f, t, 0f4B400000; sub.rn.f32 f, x, f; fma.rn.f32 p, f, {c3}, {c2};
-        fma.rn.f32 p, p, f, {c1}; fma.rn.f32 p, p, f, {c0}; mov.b32 n, t; mov.b32 b, p;
-        shl.b32 n, n, 23; add.s32 n, n, b; mov.b32 $Y, n; }}"""
+    emulation = f"""{{ .reg .f32 x, t, f, p; .reg .b32 n, b; {_SPLITS[bound]}
+        fma.rn.f32 p, f, {c3}, {c2}; fma.rn.f32 p, p, f, {c1}; fma.rn.f32 p, p, f, {c0};
+        mov.b32 n, t; mov.b32 b, p; shl.b32 n, n, 23; add.s32 n, n, b; mov.b32 $Y, n; }}"""
+    ordinary = "ex2.approx.ftz.f32 $Y, $X;"
+    if "factor" in bound:
+        ordinary = "{ .reg .f32 x; mul.rn.f32 x, $X, $F; ex2.approx.ftz.f32 $Y, x; }"
     places = {1: (3,), 2: (1, 5), 3: (1, 4, 7), 4: (1, 3, 5, 7)}[emulated]
-    lines = [emulation if k in places else "ex2.approx.ftz.f32 $Y, $X;" for k in range(8)]
-    lines = [x.replace("$Y", f"${k}").replace("$X", f"${8 + k}") for k, x in enumerate(lines)]
+    lines = [emulation if k in places else ordinary for k in range(8)]
+    for name, first in (("$Y", 0), ("$X", 8), ("$F", 16)):
+        lines = [line.replace(name, f"${first + k}") for k, line in enumerate(lines)]
     return " ".join(lines)
 
 
 @gluon.jit
-def exp2(x, EMULATED: gl.constexpr, LIMIT: gl.constexpr):
+def exp2(x, EMULATED: gl.constexpr, BOUND: gl.constexpr):
     """Return 2^x (BLOCK, BLOCK), EMULATED of eight numbers without the special functions.
 
     exp(SiLU) takes two of those per score: at 64 columns twice the time of the forward's products.
-    An emulated x above LIMIT = 127 gives 2^127; with LIMIT = -126, one below gives 2^-126.
+    BOUND: "x >= -126" or "x <= 127". An emulated x beyond it counts as the bound.
     """
     if EMULATED == 0:
         return gl.exp2(x)
     else:
         return gl.inline_asm_elementwise(
-            _exp2_assembly(EMULATED, LIMIT), "=f,=f,=f,=f,=f,=f,=f,=f,f,f,f,f,f,f,f,f", [x],
+            _exp2_assembly(EMULATED, BOUND), "=f,=f,=f,=f,=f,=f,=f,=f,f,f,f,f,f,f,f,f", [x],
             dtype=gl.float32, is_pure=True, pack=8,
         )  # fmt: skip
+
+
+@gluon.jit
+def exp2_of_product(x, factor, EMULATED: gl.constexpr):
+    """Return 2^(x factor) for 0 <= factor <= 2 log2(e) like `exp2`, in an instruction less.
+
+    An emulated x above 44 counts as 44.
+    """
+    return gl.inline_asm_elementwise(
+        _exp2_assembly(EMULATED, "x <= 44 factor"),
+        "=f,=f,=f,=f,=f,=f,=f,=f,f,f,f,f,f,f,f,f,f,f,f,f,f,f,f,f", [x, factor],
+        dtype=gl.float32, is_pure=True, pack=8,
+    )  # fmt: skip

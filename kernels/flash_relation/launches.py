@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -35,7 +35,7 @@ class GluonLaunch:
     shortest: the least T for an entry of `gluon_large`; the rows of its blocks past T are few.
     emulated: how many of eight exp2, up to 4, forward and p2_info compute without the special
     functions (`hopper_tiles.exp2`). holds_p1: whether forward keeps its rows of p1 in registers
-    for inputs without documents; this takes one group and one tile of columns.
+    for inputs without documents; this takes one group.
     """
 
     stages: int
@@ -90,11 +90,21 @@ _HOPPER = {
 }
 
 
-def _in_gluon(forward_stages: int, backward_stages: int) -> dict[str, GluonLaunch]:
-    """Return the launches in Gluon of heads up to 96 wide, of which those at 64 differ further."""
-    backward = GluonLaunch(stages=backward_stages, registers=128, programs=2)
-    forward = GluonLaunch(stages=forward_stages, registers=80, programs=3)
-    return {"forward": forward, "p1": backward, "p2_info": backward}
+def _in_gluon(
+    stages: tuple[int, int], emulated: tuple[int, int] = (0, 0), holds_p1: bool = False
+) -> dict[str, GluonLaunch]:
+    """Return launches in Gluon for heads up to 96 wide.
+
+    stages: of forward and of the backward passes. emulated: of forward and of p2_info.
+    """
+    backward = GluonLaunch(stages=stages[1], registers=128, programs=2)
+    return {
+        "forward": GluonLaunch(
+            stages=stages[0], registers=80, programs=3, emulated=emulated[0], holds_p1=holds_p1
+        ),
+        "p1": backward,
+        "p2_info": replace(backward, emulated=emulated[1]),
+    }
 
 
 # Keys: architecture and bytes per element. The first entry that is wide enough is used. Commit
@@ -102,25 +112,18 @@ def _in_gluon(forward_stages: int, backward_stages: int) -> dict[str, GluonLaunc
 LAUNCHES: dict[tuple[str, int], tuple[Launches, ...]] = {
     (HOPPER, 2): (
         Launches(32, **_HOPPER),
-        Launches(48, **_HOPPER, gluon=_in_gluon(forward_stages=3, backward_stages=3)),
+        Launches(48, **_HOPPER, gluon=_in_gluon((3, 3), emulated=(2, 0), holds_p1=True)),
         Launches(
-            64, **_HOPPER,
-            gluon=_in_gluon(forward_stages=3, backward_stages=3)
-            | {
-                "forward": GluonLaunch(
-                    stages=3, registers=80, programs=3, emulated=3, holds_p1=True
-                ),
-                "p2_info": GluonLaunch(stages=3, registers=128, programs=2, emulated=1),
-            },
+            64, **_HOPPER, gluon=_in_gluon((3, 3), emulated=(4, 1), holds_p1=True),
             gluon_large={
                 "forward": GluonLaunch(
-                    stages=4, registers=128, programs=1, groups=3, shortest=8192, emulated=2
+                    stages=4, registers=128, programs=1, groups=3, shortest=16_384, emulated=2
                 ),
             },
         ),
-        Launches(80, **_HOPPER, gluon=_in_gluon(forward_stages=2, backward_stages=3)),
+        Launches(80, **_HOPPER, gluon=_in_gluon((2, 3))),
         Launches(
-            96, **_HOPPER, gluon=_in_gluon(forward_stages=2, backward_stages=2),
+            96, **_HOPPER, gluon=_in_gluon((2, 2)),
             gluon_large={"p2_info": GluonLaunch(stages=4, registers=168, programs=1, groups=2)},
         ),
         Launches(
