@@ -298,11 +298,7 @@ def _plan(campaign: Campaign, options: Namespace) -> None:
         time = _duration(hours.total())
         lines.append(f"Training takes about {time} of one {unit}, and some seconds to start a job.")
     print(*lines, f"Checkpoints take {disk:,.0f} MiB of disk.", sep="\n")
-    made = [(run, campaign.folder / f"runs/{run.name}/run.parquet") for run in runs]
-    old = [run.name for run, p in made if p.exists() and not records.is_made(p, run.hash)]
-    if old:
-        print(f"These runs replace {len(old)} that finished with another text or other keys:")
-        print(*(f"  {name}" for name in old[:3]), *(["  ..."] if len(old) > 3 else []), sep="\n")
+    campaign.tell_replaced(runs)
     # Last, so that the plan is printed even if texts are missing. The error stops `make`.
     for job in todo:
         if job.startswith("data/"):

@@ -95,8 +95,11 @@ class Matrix:
         if self.corpus is not None:
             path, streams = _path_or_streams(self.corpus)
             values |= {"title": (path or Path(streams[0]["path"])).name, "fingerprint": None}
-            if path is not None and path.is_file() and path.suffix == ".txt":
-                values["validation_modulus"] = None
+            if path is not None:  # limits are of the campaign's texts, or of long streams
+                limits = "train_tokens", "validation_tokens", "tokenizer_characters"
+                values |= dict.fromkeys(limits)
+                if path.is_file() and path.suffix == ".txt":
+                    values["validation_modulus"] = None
         elif path is not None:
             path = Path(path)
         if path is not None and path.exists() and values["fingerprint"] is None:

@@ -265,7 +265,7 @@ class Campaign:
         return max(1, device_count()) * self.runs_per_gpu
 
     def begin(self, prepared: Iterable[str], trained: Collection[str], on_gpu: bool) -> None:
-        """Check what the jobs need before the first one starts, then write `resolved_file`.
+        """Check what the jobs need, tell what they replace, then write `resolved_file`.
 
         prepared: corpora to prepare; trained: runs to train. Raises InputError if texts or a needed
         GPU are missing, or if finished runs would be trained again because the tokens that they
@@ -283,14 +283,23 @@ class Campaign:
                     raise InputError(
                         f"{record} is lost or holds another text, as after another corpus=, so "
                         f"finished runs such as {run.name} would be trained again; first make it "
-                        f"alone: the same command, ending with `-- {record}`"
+                        f"alone: {snakemake_command(self.choices(), target=str(record))}"
                     )
+        self.tell_replaced(map(self.run, trained))
         if on_gpu:
             from relation.machine import check_gpu
 
             check_gpu()
         with records.atomic(self.resolved_file) as temporary:
             temporary.write_text(json.dumps(self.resolved, indent=1))
+
+    def tell_replaced(self, runs: Iterable[Run]) -> None:
+        """Print which finished runs would be lost to `runs` of another specification, if any."""
+        made = [(run, self.folder / f"runs/{run.name}/run.parquet") for run in runs]
+        old = [run.name for run, p in made if p.exists() and not records.is_made(p, run.hash)]
+        if old:
+            print(f"These runs replace {len(old)} that finished with another text or other keys:")
+            print(*(f"  {name}" for name in old[:3]), *["  ..."] * (len(old) > 3), sep="\n")
 
     def measured(self, run: Run) -> dict[str, str]:
         """The hashes of the measurements on a run's checkpoint, by kind: flow and lengths.
@@ -366,6 +375,8 @@ def load(config: Path | Mapping = CONFIG, **overrides: Any) -> Campaign:
     folder = (config if isinstance(config, Path) else CONFIG).parent / "config"
     raw = read(config) if isinstance(config, Path) else dict(config)
     values = raw.pop("settings", None)
+    for key in overrides:
+        check_among(key, Choice.model_fields, f"{key}=: there is no such choice")
     raw = {n: value for n, value in (*raw.items(), *overrides.items()) if value is not None}
     choice: Choice = validated(Choice, raw, config.name if isinstance(config, Path) else "config")
     if values is not None:

@@ -6,7 +6,6 @@ Run `python -m report.findings`. Each line names the rows behind its numbers.
 import math
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from textwrap import fill
 
 import pandas as pd
 
@@ -219,7 +218,7 @@ def main() -> None:
     with TemporaryDirectory() as figures:
         sections = study.sections(Path(figures), settings)  # the fair comparison first
     for section in (each for each in sections if each.table is not None):
-        print(fill(f"Study, {section.name}. {' '.join(section.summary)}", 200))
+        print(f"Study, {section.name}.")
         print(section.table.drop(columns="", errors="ignore").to_string(index=False))
     names = ("fair", "books", "readings")
     tuned, books, trials = (records.load(records.PUBLISHED / name) for name in names)

@@ -72,7 +72,7 @@ def build(campaign: plan.Campaign, out: Path, published: bool) -> None:
         },
         "index.html": {
             "differences": differences,
-            "tuned": next((each.summary for each in sections if each.summary), ()),
+            "tuned": sections[0].summary.to_dict("index") if sections else {},
             "cost": overview.cost(cells),
             "device": next(iter(steps.loc[steps["column"] == "device", "text"]), ""),
             "tally": [overview.tally(each) for each in judged],

@@ -32,13 +32,13 @@ class Section:
     """A part of the page. templates/study_texts.html.j2 has its title, texts and caption.
 
     table: a frame of text; its column "", if any, holds the estimates that are drawn. figure:
-    whether <name>.svg exists. summary: the results in a few sentences, for the first page.
+    whether <name>.svg exists. summary: the frame of `fair_summary`, for the first page.
     """
 
     name: str
     table: pd.DataFrame | None = None
     figure: bool = False
-    summary: Sequence[str] = ()
+    summary: pd.DataFrame | None = None
 
 
 def sections(folder: Path, settings: Sequence[data.Records]) -> list[Section]:
@@ -115,20 +115,20 @@ def conditions(runs: pd.DataFrame) -> dict[str, pd.DataFrame]:
     }
 
 
-def fair_summary(compared: pd.DataFrame, runs: pd.DataFrame) -> list[str]:
-    """State each primary comparison with its verdict, and those for which no test was planned."""
-    parts = []
+def fair_summary(compared: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the primary comparisons under every condition. A planned test comes with its verdict.
+
+    The index names the conditions and the columns the comparisons; values are text.
+    """
+    rows: dict[str, dict[str, str]] = {"10M on 150M tokens": {}}
     for row in compared.query("family == 'primary'").itertuples():
-        name, of = minus(row.over, row.under), row.comparison
-        text = f"{name}, on 150M tokens: {fair.verdict(row)}. {of.welch:+.4f} nat/token"
-        parts.append(f"{text}, {of.seeds} seeds.")
-        others = []
+        text = f"{row.comparison.welch:+.4f}, {row.comparison.seeds} seeds: {fair.verdict(row)}"
+        rows["10M on 150M tokens"][minus(row.over, row.under)] = text
         for setting, condition_runs in conditions(runs).items():
             if pair := fair.compare_arms(condition_runs, row.over, row.under):
-                others.append(f"{setting}: {pair.welch:+.4f}, {data.counted(pair.seeds, 'seed')}")
-        if others:
-            parts.append(f"{name}, no test planned: {'; '.join(others)}.")
-    return parts
+                text = f"{pair.welch:+.4f}, {data.counted(pair.seeds, 'seed')}"
+                rows.setdefault(setting, {})[minus(row.over, row.under)] = text
+    return pd.DataFrame.from_dict(rows, orient="index").fillna("not run")
 
 
 def worth(fresh: pd.DataFrame, folder: Path) -> None:
@@ -166,11 +166,12 @@ def arm_table(runs: pd.DataFrame, probes: pd.DataFrame, steps: pd.DataFrame) -> 
 def arm_row(runs: pd.DataFrame, differences: dict[str, object] | None = None) -> dict[str, object]:
     """Return a table's row for the runs of one arm. differences: columns before the NLL."""
     nll, bits = stats.mean(runs["final_nll"]), stats.bits_per_character(runs).mean()
+    diverged = runs["final_nll"].isna().sum()
     return {
         "variant": title(runs["variant"].iloc[0]), "rate": f"{runs['learning_rate'].iloc[0]:.3g}",
-        **(differences or {}), "NLL": f"{nll:.4f}", "runs": str(len(runs)), BITS: f"{bits:.4f}",
-        "diverged": str(runs["final_nll"].isna().sum()),
-        "parameters": f"{runs['parameters'].iloc[0]:,}",
+        **(differences or {}), "NLL": f"{nll:.4f}",
+        "runs": f"{len(runs)}, {diverged} diverged" if diverged else str(len(runs)),
+        BITS: f"{bits:.4f}", "parameters": f"{runs['parameters'].iloc[0]:,}",
     }  # fmt: skip
 
 

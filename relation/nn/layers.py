@@ -77,7 +77,7 @@ class _Layer(nn.Module):
         computed. Before prompts of unequal lengths, call its `begin`. Raises InputError for
         arguments that do not fit, or that the backend does not take.
         """
-        if x.ndim != 3:
+        if x.ndim != 3 or x.shape[2] != self._config.d_model:
             raise InputError(f"x has shape {tuple(x.shape)}; give (B, T, {self._config.d_model})")
         if cache is not None and not isinstance(cache, self._cache):
             raise InputError(

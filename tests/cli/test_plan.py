@@ -2,6 +2,7 @@
 
 import shutil
 from dataclasses import fields, make_dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -363,6 +364,11 @@ def test_texts_given_are_known_by_their_content(tmp_path) -> None:
     first = load(corpus=str(text)).run("10M-mini/base/full/42")
     assert first.data.title == "text.txt" and first.data.validation_modulus is None
     assert first.hash != load().run(first.name).hash
+    # Both ways to name a text read as much of it; the sample's limits are of the sample.
+    variations = "variations: {base: {corpus: y}}"
+    own = mine(tmp_path, f"base: smoke\ncorpora: {{y: {{path: {text}}}}}\n{variations}\n")
+    limits = attrgetter("train_tokens", "validation_tokens", "tokenizer_characters")
+    assert limits(first.data) == limits(own.run(first.name).data)
     moved = text.rename(tmp_path / "moved.txt")
     assert load(corpus=str(moved)).run(first.name).hash == first.hash
     revision = 10 * "1a2b"

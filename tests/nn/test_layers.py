@@ -211,6 +211,7 @@ def begun(lengths: list) -> torch.Tensor:
         (lambda: NEW()(X, Documents.padded(torch.ones(1, 3))), "(1, 3) and the states"),
         (lambda: NEW()(X, cache=LinearRelation(D, HEADS).new_cache()), "is a LinearState and Full"),
         (lambda: NEW()(X[0]), f"give (B, T, {D})"),
+        (lambda: NEW()(X[..., 1:]), f"give (B, T, {D})"),
         (lambda: NEW()(X, Documents.padded(torch.ones(1, 2)), NEW().new_cache()), "not both"),
         *(
             (partial(begun, lengths), "give 1 from 1 to 2, int64")
