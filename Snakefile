@@ -6,6 +6,7 @@ report's code makes only the report again. Other edits of code repeat no job.
 """
 
 import sys
+from os import environ
 from pathlib import Path
 from re import escape
 from time import time
@@ -47,7 +48,8 @@ ON_CLUSTER = bool(workflow.resource_settings.default_resources)  # set by a clus
 if "gpu" not in workflow.global_resources:
     workflow.register_resource("gpu", CAMPAIGN.gpu_jobs())
 BIN = str(Path(sys.executable).parent)
-shell.prefix(f"export PATH={BIN!r}:$PATH PYTHONPATH={str(PROJECT)!r}; ")
+PYTHONPATH = ":".join(filter(None, (str(PROJECT), environ.get("PYTHONPATH"))))
+shell.prefix(f"export PATH={BIN!r}:$PATH PYTHONPATH={PYTHONPATH!r}; ")
 
 
 def one_of(names):

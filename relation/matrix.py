@@ -95,7 +95,7 @@ class Matrix:
         if self.corpus is not None:
             path, streams = _path_or_streams(self.corpus)
             values |= {"title": (path or Path(streams[0]["path"])).name, "fingerprint": None}
-            if path is not None:  # limits are of the campaign's texts, or of long streams
+            if path is not None:  # the limits are the campaign's text's; a text given is read whole
                 limits = "train_tokens", "validation_tokens", "tokenizer_characters"
                 values |= dict.fromkeys(limits)
                 if path.is_file() and path.suffix == ".txt":

@@ -285,11 +285,11 @@ class Campaign:
                         f"finished runs such as {run.name} would be trained again; first make it "
                         f"alone: {snakemake_command(self.choices(), target=str(record))}"
                     )
-        self.tell_replaced(map(self.run, trained))
         if on_gpu:
             from relation.machine import check_gpu
 
             check_gpu()
+        self.tell_replaced(map(self.run, trained))
         with records.atomic(self.resolved_file) as temporary:
             temporary.write_text(json.dumps(self.resolved, indent=1))
 
@@ -375,8 +375,6 @@ def load(config: Path | Mapping = CONFIG, **overrides: Any) -> Campaign:
     folder = (config if isinstance(config, Path) else CONFIG).parent / "config"
     raw = read(config) if isinstance(config, Path) else dict(config)
     values = raw.pop("settings", None)
-    for key in overrides:
-        check_among(key, Choice.model_fields, f"{key}=: there is no such choice")
     raw = {n: value for n, value in (*raw.items(), *overrides.items()) if value is not None}
     choice: Choice = validated(Choice, raw, config.name if isinstance(config, Path) else "config")
     if values is not None:

@@ -165,7 +165,7 @@ def arm_table(runs: pd.DataFrame, probes: pd.DataFrame, steps: pd.DataFrame) -> 
 
 def arm_row(runs: pd.DataFrame, differences: dict[str, object] | None = None) -> dict[str, object]:
     """Return a table's row for the runs of one arm. differences: columns before the NLL."""
-    nll, bits = stats.mean(runs["final_nll"]), stats.bits_per_character(runs).mean()
+    nll, bits = stats.mean(runs["final_nll"].dropna()), stats.bits_per_character(runs).mean()
     diverged = runs["final_nll"].isna().sum()
     return {
         "variant": title(runs["variant"].iloc[0]), "rate": f"{runs['learning_rate'].iloc[0]:.3g}",

@@ -486,20 +486,21 @@ def sigmoid(x):
 # 2^f for |f| <= 1/2 as a polynomial, c0 to c3. Its relative error is at most 7.5e-5, less than that
 # of `tanh` and far below BF16's rounding. PTX takes the bits of numbers.
 EXP2_POLYNOMIAL = (0.99992806, 0.69326097, 0.24261113, 0.05517167)
-EXP2_BITS = tuple(
-    f"0f{bits:08X}" for bits in struct.unpack("<4I", struct.pack("<4f", *EXP2_POLYNOMIAL))
+# As gl.constexpr, these constants count in the key of compiled kernels, so an edit compiles again.
+EXP2_BITS = gl.constexpr(
+    [f"0f{bits:08X}" for bits in struct.unpack("<4I", struct.pack("<4f", *EXP2_POLYNOMIAL))]
 )
 # PTX that splits x into n + f, where n is the integer next to it: adding 1.5 x 2^23 (0f4B400000)
 # leaves n in the lowest bits of t. x is bounded first, so that 2^x stays in FP32's range.
-_SPLITS = {
+_SPLITS = gl.constexpr({
     "x >= -126": """max.f32 x, $X, 0fC2FC0000; add.rn.f32 t, x, 0f4B400000;
         sub.rn.f32 f, t, 0f4B400000; sub.rn.f32 f, x, f;""",
     "x <= 127": """min.f32 x, $X, 0f42FE0000; add.rn.f32 t, x, 0f4B400000;
         sub.rn.f32 f, t, 0f4B400000; sub.rn.f32 f, x, f;""",
-    # x is a product, rounded once; its second factor is at most 2 log2(e).
+    # The exponent is the product x $F, which is rounded once, in f. $F is at most 2 log2(e).
     "x <= 44 factor": """min.f32 x, $X, 0f42300000; fma.rn.f32 t, x, $F, 0f4B400000;
         sub.rn.f32 f, 0f4B400000, t; fma.rn.f32 f, x, $F, f;""",
-}
+})  # fmt: skip
 
 
 @gluon.constexpr_function
@@ -509,8 +510,8 @@ def _exp2_assembly(emulated, bound):
     bound: a key of `_SPLITS`. Inputs: x as $X, or its factors as $X and $F. The polynomial gives
     2^f, and adding n to its exponent multiplies it by 2^n.
     """
-    c0, c1, c2, c3 = EXP2_BITS
-    emulation = f"""{{ .reg .f32 x, t, f, p; .reg .b32 n, b; {_SPLITS[bound]}
+    c0, c1, c2, c3 = EXP2_BITS.value
+    emulation = f"""{{ .reg .f32 x, t, f, p; .reg .b32 n, b; {_SPLITS.value[bound]}
         fma.rn.f32 p, f, {c3}, {c2}; fma.rn.f32 p, p, f, {c1}; fma.rn.f32 p, p, f, {c0};
         mov.b32 n, t; mov.b32 b, p; shl.b32 n, n, 23; add.s32 n, n, b; mov.b32 $Y, n; }}"""
     ordinary = "ex2.approx.ftz.f32 $Y, $X;"

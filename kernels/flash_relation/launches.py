@@ -34,8 +34,8 @@ class GluonLaunch:
     at most 3 (backward 2). registers: limit per thread before the groups redistribute them.
     shortest: the least T for an entry of `gluon_large`; the rows of its blocks past T are few.
     emulated: how many of eight exp2, up to 4, forward and p2_info compute without the special
-    functions (`hopper_tiles.exp2`). holds_p1: whether forward keeps its rows of p1 in registers
-    for inputs without documents; this takes one group.
+    functions (`hopper_tiles.exp2`, `exp2_of_product`). holds_p1: whether forward, with one group
+    and for inputs without documents, keeps its rows of p1 in registers.
     """
 
     stages: int

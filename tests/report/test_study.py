@@ -263,6 +263,17 @@ def test_the_shipped_comparison_follows_its_protocol(tmp_path):
     first = both_tables(runs)["primary"]
     assert list(first["verdict"]) == ["better, by less than 0.01", "equivalent"]
     assert first["Welch"].iloc[0].startswith("−0.0042") and set(first["seeds"]) == {"48"}
+    summary = study.fair_summary(fair.comparison_table(runs), runs)["Relation − MHA"]
+    text = "−0.0042 (−0.0073 to −0.0011), 48 seeds: better, by less than 0.01"
+    assert summary["10M on 150M tokens"] == text
+    assert summary["30M"] == "−0.0022 (−0.0093 to +0.0049), 6 seeds"
+
+
+def test_diverged_runs_are_counted_beside_all_runs():
+    arm_runs = pd.DataFrame([run("mha", seed, nll) for seed, nll in enumerate((3.2, 3.4, np.nan))])
+    row = study.arm_row(arm_runs)
+    assert row["runs"] == "3, 1 diverged"
+    assert row["NLL"].startswith("3.3000 (")
 
 
 def test_a_folder_without_shipped_runs_is_named(tmp_path, monkeypatch):

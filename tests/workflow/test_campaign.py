@@ -168,7 +168,8 @@ def test_texts_of_the_users_own_are_read_or_refused_before_the_first_job(copy: P
     assert refused.returncode and "runs.parquet is of other choices" in refused.stdout
     assert planned_jobs(copy, *TINY, f"corpus={text}") == {"prepare": 1, **TRAINED}
     target = f"results/tiny/runs/{RUN}/run.parquet"
-    snakemake(copy, *TINY, f"corpus={text}", "--", target)
+    output = snakemake(copy, *TINY, f"corpus={text}", "--", target).stdout
+    assert f"replace 1 that finished with another text or other keys:\n  {RUN}" in output
     (row,) = records.read(copy / target, "runs").to_dict("records")
     own = plan.load({"campaign": "tiny"}).run(RUN)
     assert row["corpus"] == "text.txt" and row["hash"] != own.hash
