@@ -130,8 +130,8 @@ def assert_same_run(out: Path, expected: Path) -> None:
 def start(folder: Path, data: Path, processes: int = 1, **options) -> subprocess.Popen:
     """Start a small run in a new process, or in several processes with torchrun.
 
-    It writes into out/ and resume/ of `folder`. changes: to the specification; dies: the update in
-    which SIGKILL kills it.
+    It writes into out/ and resume/ of `folder`. changes: to the specification; model: to that of
+    the model; dies: the update in which SIGKILL kills it.
     """
     path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
     variables = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
@@ -158,7 +158,10 @@ def _train_here(folder: Path, data: Path, options: dict) -> None:
 
     torch.set_num_threads(1)
     engine.wsd = schedule
-    train_in(folder, data, small_run(**options.get("changes", {})))
+    run = small_run(**options.get("changes", {}))
+    if "model" in options:
+        run = replace(run, model=replace(run.model, **options["model"]))
+    train_in(folder, data, run)
     print(f"updates: {len(begun)}")
 
 

@@ -208,6 +208,21 @@ def test_a_run_killed_by_sigkill_goes_on_to_the_same_bits(trained, data, tmp_pat
     assert_same_run(tmp_path / "out", trained)
 
 
+@pytest.mark.gpu
+def test_a_run_on_a_gpu_killed_by_sigkill_goes_on_to_the_same_bits(data, tmp_path) -> None:
+    """The kernels, compiled, in BF16 and with CUDA graphs; in heads that are wide enough."""
+    changes = {"device": "cuda", "precision": "bf16", "compile": True, "deterministic": True}
+    changes |= {"backends": {"full": "flash"}, "checkpoint_seconds": 1e-9}
+    options = {"changes": changes, "model": {"d_model": 32}}
+    for folder, dies in (("whole", {}), ("resumed", {"dies": 4}), ("resumed", {})):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        process = start(tmp_path / folder, data, **options, **dies)
+        output, _ = process.communicate(timeout=300)
+        assert process.returncode == (-signal.SIGKILL if dies else 0), output
+    assert "updates: 2" in output
+    assert_same_run(tmp_path / "resumed/out", tmp_path / "whole/out")
+
+
 def test_a_run_that_another_process_trains_is_refused(data, tmp_path) -> None:
     run = small_run()
     with records.held(tmp_path / f"resume/{run.hash}.lock", run.name):
