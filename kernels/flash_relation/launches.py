@@ -34,8 +34,9 @@ class GluonLaunch:
     at most 3 (backward 2). registers: limit per thread before the groups redistribute them.
     shortest: the least T for an entry of `gluon_large`; the rows of its blocks past T are few.
     emulated: how many of eight exp2, up to 4, forward and p2_info compute without the special
-    functions (`hopper_tiles.exp2`, `exp2_of_product`). holds_p1: whether forward, with one group
-    and for inputs without documents, keeps its rows of p1 in registers.
+    functions (`hopper_tiles.exp2`); a forward that cannot use `exp2_of_product` emulates one fewer.
+    holds_p1: whether forward, with one group and for inputs without documents, keeps its rows of p1
+    in registers.
     """
 
     stages: int
@@ -112,12 +113,12 @@ def _in_gluon(
 LAUNCHES: dict[tuple[str, int], tuple[Launches, ...]] = {
     (HOPPER, 2): (
         Launches(32, **_HOPPER),
-        Launches(48, **_HOPPER, gluon=_in_gluon((3, 3), emulated=(2, 0), holds_p1=True)),
+        Launches(48, **_HOPPER, gluon=_in_gluon((3, 3), emulated=(3, 0), holds_p1=True)),
         Launches(
             64, **_HOPPER, gluon=_in_gluon((3, 3), emulated=(4, 1), holds_p1=True),
             gluon_large={
                 "forward": GluonLaunch(
-                    stages=4, registers=128, programs=1, groups=3, shortest=16_384, emulated=2
+                    stages=4, registers=128, programs=1, groups=3, shortest=16_384, emulated=3
                 ),
             },
         ),
