@@ -120,11 +120,12 @@ def fair_summary(compared: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
 
     The index names the conditions and the columns the comparisons; values are text.
     """
-    rows: dict[str, dict[str, str]] = {"10M on 150M tokens": {}}
+    rows: dict[str, dict[str, str]] = {}
+    runs_by_condition = conditions(runs)
     for row in compared.query("family == 'primary'").itertuples():
         text = f"{row.comparison.welch:+.4f}, {row.comparison.seeds} seeds: {fair.verdict(row)}"
-        rows["10M on 150M tokens"][minus(row.over, row.under)] = text
-        for setting, condition_runs in conditions(runs).items():
+        rows.setdefault("10M on 150M tokens", {})[minus(row.over, row.under)] = text
+        for setting, condition_runs in runs_by_condition.items():
             if pair := fair.compare_arms(condition_runs, row.over, row.under):
                 text = f"{pair.welch:+.4f}, {data.counted(pair.seeds, 'seed')}"
                 rows.setdefault(setting, {})[minus(row.over, row.under)] = text

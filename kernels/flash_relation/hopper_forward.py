@@ -72,12 +72,11 @@ def _weights(u, K: gl.constexpr):
 
     These count U above 88, or E above 88, as 88. A row's sum then exceeds 2^64 and is repaired.
     """
-    # With several groups the product's factors take longer than what they save. Without the product
-    # an emulated exp2 has an instruction more, so one fewer of eight is faster.
+    # With several groups the product's factors take longer than what they save.
     if K.EMULATED > 0 and K.SCALED and K.GROUPS == 1:
         return hp.exp2_of_product(u, hp.tanh(u) * LOG2_E + LOG2_E, K.EMULATED)
     else:
-        return hp.exp2(_exponents(u, K), max(K.EMULATED - 1, 0), "x <= 127")
+        return hp.exp2(_exponents(u, K), K.EMULATED, "x <= 127")
 
 
 @gluon.jit

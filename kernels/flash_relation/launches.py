@@ -34,9 +34,8 @@ class GluonLaunch:
     at most 3 (backward 2). registers: limit per thread before the groups redistribute them.
     shortest: the least T for an entry of `gluon_large`; the rows of its blocks past T are few.
     emulated: how many of eight exp2, up to 4, forward and p2_info compute without the special
-    functions (`hopper_tiles.exp2`); a forward that cannot use `exp2_of_product` emulates one fewer.
-    holds_p1: whether forward, with one group and for inputs without documents, keeps its rows of p1
-    in registers.
+    functions (`hopper_tiles.exp2`, `exp2_of_product`). holds_p1: whether forward, with one group
+    and for inputs without documents, keeps its rows of p1 in registers.
     """
 
     stages: int
@@ -108,19 +107,27 @@ def _in_gluon(
     }
 
 
+# For tiles of 64 columns and long histories.
+_LONG_64 = {
+    "forward": GluonLaunch(
+        stages=4, registers=128, programs=1, groups=3, shortest=16_384, emulated=2
+    ),
+}  # fmt: skip
+
 # Keys: architecture and bytes per element. The first entry that is wide enough is used. Commit
 # aac0f82 was the last with a search (`tune flash`) that prints entries.
 LAUNCHES: dict[tuple[str, int], tuple[Launches, ...]] = {
     (HOPPER, 2): (
         Launches(32, **_HOPPER),
-        Launches(48, **_HOPPER, gluon=_in_gluon((3, 3), emulated=(3, 0), holds_p1=True)),
+        Launches(48, **_HOPPER, gluon=_in_gluon((3, 3), emulated=(2, 0), holds_p1=True)),
+        # Without `exp2_of_product`, which takes a width of 64, fewer emulated exp2 are faster.
+        Launches(
+            63, **_HOPPER, gluon=_in_gluon((3, 3), emulated=(3, 1), holds_p1=True),
+            gluon_large=_LONG_64,
+        ),
         Launches(
             64, **_HOPPER, gluon=_in_gluon((3, 3), emulated=(4, 1), holds_p1=True),
-            gluon_large={
-                "forward": GluonLaunch(
-                    stages=4, registers=128, programs=1, groups=3, shortest=16_384, emulated=3
-                ),
-            },
+            gluon_large=_LONG_64,
         ),
         Launches(80, **_HOPPER, gluon=_in_gluon((2, 3))),
         Launches(
