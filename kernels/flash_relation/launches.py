@@ -129,7 +129,7 @@ LAUNCHES: dict[tuple[str, int], tuple[Launches, ...]] = {
             64, **_HOPPER, gluon=_in_gluon((3, 3), emulated=(4, 1), holds_p1=True),
             gluon_large=_LONG_64,
         ),
-        Launches(80, **_HOPPER, gluon=_in_gluon((2, 3))),
+        Launches(80, **_HOPPER, gluon=_in_gluon((2, 3), emulated=(3, 0))),
         Launches(
             96, **_HOPPER, gluon=_in_gluon((2, 2)),
             gluon_large={"p2_info": GluonLaunch(stages=4, registers=168, programs=1, groups=2)},
