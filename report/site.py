@@ -72,7 +72,7 @@ def build(campaign: plan.Campaign, out: Path, published: bool) -> None:
         },
         "index.html": {
             "differences": differences,
-            "tuned": sections[0].summary.to_dict("index") if sections else {},
+            "tuned": sections[0].summary if sections else {},
             "cost": overview.cost(cells),
             "device": next(iter(steps.loc[steps["column"] == "device", "text"]), ""),
             "tally": [overview.tally(each) for each in judged],

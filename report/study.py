@@ -25,6 +25,7 @@ LESS, ALIKE = "− MHA", "− MHA with the same additions"
 BITS = "bits/character"
 HORIZONS = (("150M", fair.TUNED), ("600M", "long"))  # training tokens, variation
 MARK = {"mha": "o", "full": "s"}
+Summary = dict[str, dict[str, tuple[fair.Comparison | None, str]]]
 
 
 @dataclass(frozen=True)
@@ -32,13 +33,13 @@ class Section:
     """A part of the page. templates/study_texts.html.j2 has its title, texts and caption.
 
     table: a frame of text; its column "", if any, holds the estimates that are drawn. figure:
-    whether <name>.svg exists. summary: the frame of `fair_summary`, for the first page.
+    whether <name>.svg exists. summary: what `fair_summary` returns, for the first page.
     """
 
     name: str
     table: pd.DataFrame | None = None
     figure: bool = False
-    summary: pd.DataFrame | None = None
+    summary: Summary | None = None
 
 
 def sections(folder: Path, settings: Sequence[data.Records]) -> list[Section]:
@@ -115,21 +116,23 @@ def conditions(runs: pd.DataFrame) -> dict[str, pd.DataFrame]:
     }
 
 
-def fair_summary(compared: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the primary comparisons under every condition. A planned test comes with its verdict.
+def fair_summary(compared: pd.DataFrame, runs: pd.DataFrame) -> Summary:
+    """Return the primary comparisons by condition and name; None if not run.
 
-    The index names the conditions and the columns the comparisons; values are text.
+    The first condition was planned as a test, so its comparisons have a verdict; others have "".
     """
-    rows: dict[str, dict[str, str]] = {}
-    runs_by_condition = conditions(runs)
-    for row in compared.query("family == 'primary'").itertuples():
-        text = f"{row.comparison.welch:+.4f}, {row.comparison.seeds} seeds: {fair.verdict(row)}"
-        rows.setdefault("10M on 150M tokens", {})[minus(row.over, row.under)] = text
-        for setting, condition_runs in runs_by_condition.items():
-            if pair := fair.compare_arms(condition_runs, row.over, row.under):
-                text = f"{pair.welch:+.4f}, {data.counted(pair.seeds, 'seed')}"
-                rows.setdefault(setting, {})[minus(row.over, row.under)] = text
-    return pd.DataFrame.from_dict(rows, orient="index").fillna("not run")
+    primary = compared.query("family == 'primary'").itertuples()
+    planned = {minus(row.over, row.under): row for row in primary}
+    tested = {name: (row.comparison, fair.verdict(row)) for name, row in planned.items()}
+    summary = {"10M on 150M tokens": tested}
+    for condition, condition_runs in conditions(runs).items():
+        pairs = {
+            name: (fair.compare_arms(condition_runs, row.over, row.under), "")
+            for name, row in planned.items()
+        }
+        if any(pair for pair, _ in pairs.values()):
+            summary[condition] = pairs
+    return summary
 
 
 def worth(fresh: pd.DataFrame, folder: Path) -> None:

@@ -263,10 +263,15 @@ def test_the_shipped_comparison_follows_its_protocol(tmp_path):
     first = both_tables(runs)["primary"]
     assert list(first["verdict"]) == ["better, by less than 0.01", "equivalent"]
     assert first["Welch"].iloc[0].startswith("−0.0042") and set(first["seeds"]) == {"48"}
-    summary = study.fair_summary(fair.comparison_table(runs), runs)["Relation − MHA"]
-    text = "−0.0042 (−0.0073 to −0.0011), 48 seeds: better, by less than 0.01"
-    assert summary["10M on 150M tokens"] == text
-    assert summary["30M"] == "−0.0022 (−0.0093 to +0.0049), 6 seeds"
+    summary = study.fair_summary(fair.comparison_table(runs), runs)
+    for condition, text in (
+        ("10M on 150M tokens", "−0.0042 (−0.0073 to −0.0011), 48 seeds: better, by less than 0.01"),
+        ("30M", "−0.0022 (−0.0093 to +0.0049), 6 seeds: "),
+    ):
+        pair, verdict = summary[condition]["Relation − MHA"]
+        assert f"{pair.welch:+.4f}, {pair.seeds} seeds: {verdict}" == text
+    at_half = summary["100M on 28% of its tokens, half of these"]
+    assert [pair is None for pair, _ in at_half.values()] == [False, True]
 
 
 def test_diverged_runs_are_counted_beside_all_runs():
