@@ -32,24 +32,25 @@ def without_front(x: torch.Tensor, cut: int) -> torch.Tensor:
     return torch.nn.functional.pad(x.transpose(1, 2), (cut, 0))[..., cut:].transpose(1, 2)
 
 
-def share_out_blocks() -> None:
+def share_out_blocks(large: bool) -> None:
     """Use few Gluon programs, so each one takes several blocks and reuses its slots.
 
-    Without documents, this also selects the launches with several groups of warps.
+    large: whether calls without documents take the launches with several groups of warps.
     """
     if torch.cuda.get_device_capability() == (9, 0):
         from relation.kernels.flash_relation import hopper_launch, launch
 
         hopper_launch.multiprocessors = lambda device: 1
-        launch.is_large = lambda *given: True
+        launch.is_large = lambda *given: large
 
 
 def main() -> None:
-    share_out_blocks()
     for dtype, (width, cut), length in itertools.product(exactness.SLACK, LAYOUTS, LENGTHS):
         shape = 1, 2, length, width
         begins = torch.arange(length, device="cuda") % 70 == 13  # 17 tokens form two documents
-        for documents in None, Documents.of(begins.cumsum(0)[None]):
+        packed = Documents.of(begins.cumsum(0)[None])
+        for documents, large in (None, True), (None, False), (packed, False):
+            share_out_blocks(large)
             *states, dy, lam = exactness.draw(0, shape, dtype, "cuda")
             inputs = *(without_front(x, cut) for x in states), dy, lam
             exactness.differentiate(kernels.flash_relation, inputs, documents=documents)
