@@ -139,7 +139,7 @@ class ModelConfig:
         option that contradicts the variant.
         """
         check_among(variant, VARIANTS, f"unknown variant {variant!r}")
-        for name in options:
+        for name in (*options, *VARIANTS[variant].changes):
             check_among(name, ("layers", *cls.__dataclass_fields__), f"a model has no {name!r}")
         title, pattern = VARIANTS[variant].title, VARIANTS[variant].pattern
         if layers < 1 or layers % len(pattern):

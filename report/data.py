@@ -70,8 +70,8 @@ class Records:
 
     @cached_property
     def miniature(self) -> bool:
-        """Whether the models are miniatures, whose values are not compared with the paper's."""
-        return bool(self.models["own_scale"].astype(str).str.endswith("-mini").any())
+        """Whether all models are miniatures, whose values are not compared with the paper's."""
+        return bool(self.models["parameters"].max() < 1e6)
 
 
 def paper_scale(scale: str) -> str:

@@ -79,6 +79,8 @@ def _text_files(path: str) -> dict[str, list[Path]]:
     if not root.exists():
         remedy = "see tools/make_corpus.py --help" if root in _MADE else "give a file or a folder"
         raise InputError(f"corpus {root} does not exist; {remedy}")
+    if root.is_file() and root.suffix not in _READERS:
+        raise InputError(f"corpus {root} is no {' or '.join(_READERS)} file; give one or a folder")
     files = [root] if root.is_file() else sorted(p for p in root.rglob("*") if p.is_file())
     by_split: dict[str, list[Path]] = {"train": [], "validation": []}
     for file in (file for file in files if file.suffix in _READERS):

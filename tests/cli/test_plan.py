@@ -288,6 +288,7 @@ def test_a_column_goes_with_the_scales_that_it_shows(tmp_path: Path) -> None:
         ({"vary": "learning_rate=-1"}, "learning_rate: -1 should be greater than 0"),
         ({"vary": "betas=[0.9,1]"}, "betas.1: 1 should be less than 1"),
         ({"corpus": "missing.txt"}, "corpus missing.txt does not exist"),
+        ({"corpus": str(ROOT / "README.md")}, "README.md is no .txt or .parquet file; give one"),
         ({"corpus": ""}, "does not exist; give a text file, a folder or"),
         ({"variants": "linear", "scales": "10M-mini"}, "has no run left"),
         ({"vary": "scales=[30M]"}, "scales.0: there is no scale '30M'"),

@@ -149,7 +149,7 @@ def test_the_fingerprint_is_that_of_the_texts_by_split(texts, write, suffix, sha
 @pytest.mark.parametrize(
     "name, content, message",
     [
-        ("notes.md", b"text", "holds no"),
+        ("notes.md", b"text", "holds no .txt or .parquet files"),
         ("validation.txt", b"text", "holds only"),
         ("a.parquet", b"PAR1" + bytes(40), "cannot be read"),
         ("a.txt", b"caf\xe9 \xff\xfe", "is not UTF-8 (invalid"),

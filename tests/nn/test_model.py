@@ -1,6 +1,7 @@
 """The models: counts of parameters, initial weights, and every variant's equations in float64."""
 
 import hashlib
+from dataclasses import replace
 
 import pytest
 import torch
@@ -190,6 +191,12 @@ def test_documents_and_padding_leave_each_text_its_logits(variant):
 )
 def test_impossible_models_are_refused_in_one_line(variant, changes, message):
     assert message in refusal(lambda: ModelConfig.for_variant(variant, **{**TINY, **changes}))
+
+
+def test_a_variant_of_your_own_with_a_misspelt_field_is_refused(monkeypatch):
+    monkeypatch.setitem(VARIANTS, "mine", replace(VARIANTS["full"], changes={"taw": 1.0}))
+    message = refusal(lambda: ModelConfig.for_variant("mine", **TINY))
+    assert message == "a model has no 'taw'; did you mean 'tau'?"
 
 
 def test_shapes_can_be_asked_of_the_meta_device():

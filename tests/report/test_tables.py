@@ -34,7 +34,7 @@ def records(planned: list[tuple] = (), **frames: list[dict]) -> Records:
     further = made["runs"]["seed"].map(lambda seed: seed not in SEEDS).astype(bool)
     made["runs"] = made["runs"].assign(further=further)
     rows = pd.DataFrame(planned, columns=data.PLANNED)
-    models = pd.DataFrame(columns=["scale", "own_scale", "variant"])
+    models = pd.DataFrame(columns=["scale", "own_scale", "variant", "parameters"])
     others = {"models": models, "planned": rows, "precision": ["bf16"], "window": 0.01}
     return Records(setting=Setting("made"), **others, **made)
 
