@@ -70,8 +70,9 @@ class Records:
 
     @cached_property
     def miniature(self) -> bool:
-        """Whether all models are miniatures, whose values are not compared with the paper's."""
-        return bool(self.models["parameters"].max() < 1e6)
+        """Whether models are miniatures, by name or size; they are not set against the paper's."""
+        named = self.models["own_scale"].astype(str).str.endswith("-mini").any()
+        return bool(named or self.models["parameters"].max() < 1e6)
 
 
 def paper_scale(scale: str) -> str:
