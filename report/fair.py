@@ -1,7 +1,7 @@
 """The fair comparison by the rules of docs/preregistration.md: rates, differences and verdicts.
 
 In campaign `fair`, variations `rate-...` and `rate30-...` search for each arm's learning rate. All
-others compare arms: `tuned-...` at other scales or on more seeds, `rate100-0.5` at half the rates.
+others compare arms: `tuned-...` at other scales or on more seeds, `rate100-...` at lower rates.
 No run diverged, which a test checks, so the rules for divergences are not here.
 """
 

@@ -251,9 +251,10 @@ def test_the_shipped_comparison_follows_its_protocol(tmp_path):
     assert (("full", "mha"), (lowest["full"], lowest["mha"])) == fair.PRIMARY
     for run in plan.load({"campaign": "fair"}).planned:
         if run.variation.startswith(("tuned", "long", "rate100")):
-            large = run.scale == "100M28pc"  # 6e-4 times the arm's factor at 30M, or half of this
+            large = run.scale == "100M28pc"  # 6e-4 times the arm's factor at 30M, or a part of this
             rate, _ = best["30M" if large else run.scale, run.variant]
-            carried = (3e-4 if run.variation == "rate100-0.5" else 6e-4) * rate / 8e-4
+            part = run.variation.removeprefix("rate100-")
+            carried = (1 if part == run.variation else float(part)) * 6e-4 * rate / 8e-4
             assert run.learning_rate == pytest.approx(carried if large else rate)
     section, *_ = study.rates(runs, tmp_path)
     row = section.table.set_index("variant").loc["MHA"]
