@@ -144,7 +144,9 @@ LAUNCHES: dict[tuple[str, int], tuple[Launches, ...]] = {
             gluon_large={
                 "forward": GluonLaunch(stages=4, registers=128, programs=1, slots=1, groups=3),
                 "p1": GluonLaunch(stages=4, registers=168, programs=1, slots=1, groups=2),
-                "p2_info": GluonLaunch(stages=4, registers=168, programs=1, slots=1, groups=2),
+                "p2_info": GluonLaunch(
+                    stages=4, registers=168, programs=1, slots=1, groups=2, shortest=512
+                ),
             },
         ),
     ),
