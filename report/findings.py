@@ -63,10 +63,11 @@ def fair_spread(frames: dict[str, pd.DataFrame]) -> None:
     print("search, full - mha:", (searched["full"] - searched["mha"]).round(4).to_dict())
     gain = fair.compare_arms(fresh, "full-qknorm-gate", "full").welch
     print(f"full-qknorm-gate - full, new seeds: {gain:+.4f}")
-    large = runs[runs["scale"] == "100M28pc"].pivot_table("final_nll", "variation", "variant")
-    carried, half = large.loc["tuned-100M28pc"], large.loc["rate100-0.5"]
-    print("100M28pc, half the carried rate - carried:", (half - carried).round(4).to_dict())
-    print(f"100M28pc, full, carried - mha, half: {carried['full'] - half['mha']:+.4f}")
+    nll = runs[runs["scale"] == "100M28pc"].pivot_table("final_nll", "variation", "variant")
+    print("100M28pc, NLL - at half the carried rate:", (nll - nll.loc["rate100-0.5"]).round(4))
+    for variant in ("full", "mha"):
+        fitted = fair.best_rate(runs.query("scale == '100M28pc' and variant == @variant"))
+        print(f"100M28pc, {variant}, fitted rate and NLL:", *fitted)
     for device, device_runs in fresh.groupby("device"):
         for over, under in fair.PRIMARY:
             pair = fair.compare_arms(device_runs, over, under)

@@ -213,9 +213,9 @@ def test_variants_that_ran_at_half_the_rate_are_compared_at_their_better_one():
         (f"{large}, rates from 30M", "Relation − MHA"): "−0.0500",
         (f"{large}, rates from 30M", additions): "−0.2000",
         (f"{large}, half of these", "Relation − MHA"): "+0.0600",
-        (f"{large}, each at the better rate", "Relation − MHA"): "+0.0500",
+        (f"{large}, each at its best rate", "Relation − MHA"): "+0.0500",
     }  # fmt: skip
-    better = arms[arms["setting"].str.endswith("better rate")]
+    better = arms[arms["setting"].str.endswith("best rate")]
     assert dict(zip(better["variant"], better["NLL"], strict=True)) == {
         "MHA": "2.4000", "Relation": "2.4500",
     }  # fmt: skip
@@ -271,7 +271,7 @@ def test_the_shipped_comparison_follows_its_protocol(tmp_path):
     ):
         pair, verdict = summary[condition]["Relation − MHA"]
         assert f"{pair.welch:+.4f}, {pair.seeds} seeds: {verdict}" == text
-    better = summary["100M on 28% of its tokens, each at the better rate"]
+    better = summary["100M on 28% of its tokens, each at its best rate"]
     assert [pair is None for pair, _ in better.values()] == [False, True]
 
 
