@@ -25,8 +25,8 @@ PRIMARY = (("full", "mha"), ("full-qknorm-gate", "mha-qknorm-gate"))
 
 def runs_of(runs: pd.DataFrame, scale: str, variation: str = TUNED) -> pd.DataFrame:
     """Return a variation's runs at one scale, with those of variations such as tuned-further."""
-    matches = runs["variation"].str.fullmatch(f"{variation}(-.*)?")
-    return runs[(runs["scale"] == scale) & matches]
+    named = (runs["variation"] == variation) | runs["variation"].str.startswith(f"{variation}-")
+    return runs[(runs["scale"] == scale) & named]
 
 
 def best_rate(runs: pd.DataFrame) -> tuple[float, float]:

@@ -64,7 +64,7 @@ def fair_spread(frames: dict[str, pd.DataFrame]) -> None:
     gain = fair.compare_arms(fresh, "full-qknorm-gate", "full").welch
     print(f"full-qknorm-gate - full, new seeds: {gain:+.4f}")
     nll = runs[runs["scale"] == "100M28pc"].pivot_table("final_nll", "variation", "variant")
-    print("100M28pc, NLL - at half the carried rate:", (nll - nll.loc["rate100-0.5"]).round(4))
+    print("100M28pc, NLL - at half the rate:", (nll - nll.loc["rate100-0.5"]).round(4), sep="\n")
     for variant in ("full", "mha"):
         fitted = fair.best_rate(runs.query("scale == '100M28pc' and variant == @variant"))
         print(f"100M28pc, {variant}, fitted rate and NLL:", *fitted)
@@ -120,7 +120,7 @@ def settings_apart(runs: pd.DataFrame, flow: pd.DataFrame) -> None:
 def first_layer(probes: pd.DataFrame) -> None:
     """Print Self flow and effective rank of the first layer by tokens, as means over seeds."""
     rows = probes.query("layer == 0 and metric in ('self_flow', 'effective_rank')")
-    rows = rows[rows["variant"].isin(PAIRED) | rows["variation"].str.startswith(fair.TUNED)]
+    rows = rows[rows["variant"].isin(PAIRED) | rows["variation"].str.match("tuned|rate-2|rate100")]
     rates = rows["variation"].str.removesuffix("-further")
     for name, group in rows.groupby(["metric", "scale", rates, "variant"]):
         means = group.groupby("tokens")["value"].mean().map("{:.3f}".format).to_dict()
@@ -224,7 +224,7 @@ def main() -> None:
     names = ("fair", "books", "readings")
     tuned, books, trials = (records.load(records.PUBLISHED / name) for name in names)
     fair_spread(tuned)
-    first_layer(tuned["probes"].query("variation.str.contains('^tuned|^rate-2')"))
+    first_layer(tuned["probes"].query("variation.str.match('tuned|rate-2|rate100')"))
     curves(tuned["probes"].query("variation in ('long', 'tuned-100M28pc')"))
     cells(settings)
     counts()

@@ -10,7 +10,7 @@ from matplotlib.ticker import PercentFormatter
 from relation import plan
 from report import stats
 from report.figures import style
-from report.figures.style import MUTED, plot, save
+from report.figures.style import MUTED, NARROW, grid, save
 from report.render import number
 
 # Further columns of the table: column of `values`, title and format.
@@ -86,7 +86,7 @@ def table(pairs: pd.DataFrame) -> pd.DataFrame:
 
 def draw_anchor(pairs: pd.DataFrame, folder: Path) -> None:
     """Draw Self flow against ρ as anchor.svg. pairs: `values`."""
-    figure, panel = plot(3.3)
+    figure, ((panel,),) = grid(1, 1, 3.3, NARROW)
     divided = pairs["variation"].str.startswith("scaled")
     # At the paper's learning rate and on whole books, ρ separates settings with an anchor.
     rate, short = (pairs["variation"].str.contains(each) for each in ("lr-", "short"))

@@ -24,7 +24,7 @@ from report.render import number
 LESS, ALIKE = "− MHA", "− MHA with the same additions"
 BITS = "bits/character"
 HORIZONS = (("150M", fair.TUNED), ("600M", "long"))  # training tokens, variation
-LARGE = "100M on 28% of its tokens"
+LARGE = "100M, 28% of its tokens"
 MARK = {"mha": "o", "full": "s"}
 Summary = dict[str, dict[str, tuple[fair.Comparison | None, str]]]
 
@@ -93,9 +93,9 @@ def answer_section(runs: pd.DataFrame, settings: Sequence[data.Records], folder:
         for row in overview.differences(stored.runs):
             label = f"{row['scale']}: {stored.setting}, {data.counted(row['final_nll'].n, 'pair')}"
             bars.append(Bar(label, row["final_nll"], printed=row["paper"]))
-    for setting, condition_runs in {"10M": fair.runs_of(runs, "10M"), **conditions(runs)}.items():
+    for name, condition_runs in {"10M": fair.runs_of(runs, "10M"), **conditions(runs)}.items():
         if pair := fair.compare_arms(condition_runs, "full", "mha"):
-            label = f"{setting}: fair comparison, {data.counted(pair.seeds, 'seed')}"
+            label = f"{name}: fair comparison, {data.counted(pair.seeds, 'seed')}"
             bars.append(Bar(label, pair.welch))
     bars.sort(key=lambda bar: data.scale_order(bar.name))
     save(forest(bars, "final validation NLL, Relation − MHA (nat/token)"), folder / "answer.svg")
@@ -107,11 +107,10 @@ def conditions(runs: pd.DataFrame) -> dict[str, pd.DataFrame]:
     run = ["variant", "seed"]
     tried = runs[runs["scale"] == "100M28pc"].sort_values("final_nll").groupby(run)
     return {
-        "30M": fair.runs_of(runs, "30M"),
+        "30M on 450M tokens": fair.runs_of(runs, "30M"),
+        # The best run of each variant that tried several rates
+        f"{LARGE}, best rates": tried.filter(lambda x: len(x) > 1).drop_duplicates(run),
         f"{LARGE}, rates from 30M": fair.runs_of(runs, "100M28pc"),
-        f"{LARGE}, half of these": fair.runs_of(runs, "100M28pc", "rate100-0.5"),
-        f"{LARGE}, a quarter of these": fair.runs_of(runs, "100M28pc", "rate100-0.25"),
-        f"{LARGE}, each at its best rate": tried.filter(lambda x: len(x) > 1).drop_duplicates(run),
         "10M on 600M tokens": fair.runs_of(runs, "10M", "long"),
         "10M, 32,768 tokens per update": fair.runs_of(runs, "10M", "small-updates"),
     }
@@ -128,8 +127,7 @@ def fair_summary(compared: pd.DataFrame, runs: pd.DataFrame) -> Summary:
     summary = {"10M on 150M tokens": tested}
     for condition, of in conditions(runs).items():
         pairs = {n: (fair.compare_arms(of, r.over, r.under), "") for n, r in planned.items()}
-        # The study's table has 100M at parts of the carried rates as well.
-        if any(pair for pair, _ in pairs.values()) and not condition.endswith("of these"):
+        if any(pair for pair, _ in pairs.values()):
             summary[condition] = pairs
     return summary
 
@@ -228,18 +226,22 @@ def comparisons(compared: pd.DataFrame, family: str) -> Section:
 def elsewhere(runs: pd.DataFrame) -> list[Section]:
     """Return two tables of runs under other `conditions`: the arms, the differences."""
     pairs, arm_rows, pair_rows = [*fair.PRIMARY, (fair.PRIMARY[1][1], "mha")], [], []
-    for setting, setting_runs in conditions(runs).items():
-        by_arm = dict(list(setting_runs.groupby("variant")))
-        arm_rows += [{"setting": setting} | arm_row(by_arm[x]) for x in ARMS if x in by_arm]
-        bits = stats.bits_per_character(setting_runs).groupby(setting_runs["variant"]).mean()
+    parts = {
+        f"{LARGE}, half the rates from 30M": fair.runs_of(runs, "100M28pc", "rate100-0.5"),
+        f"{LARGE}, a quarter of these": fair.runs_of(runs, "100M28pc", "rate100-0.25"),
+    }
+    for name, of in {**conditions(runs), **parts}.items():
+        by_arm = dict(list(of.groupby("variant")))
+        arm_rows += [{"condition": name} | arm_row(by_arm[x]) for x in ARMS if x in by_arm]
+        bits = stats.bits_per_character(of).groupby(of["variant"]).mean()
         for over, under in pairs:
-            if not (comparison := fair.compare_arms(setting_runs, over, under)):
+            if not (comparison := fair.compare_arms(of, over, under)):
                 continue
-            row = {"comparison": minus(over, under), "setting": setting}
+            row = {"comparison": minus(over, under), "condition": name}
             row |= comparison_columns(comparison) | {BITS: number(bits[over] - bits[under], "+.4f")}
             same_seeds = runs[runs["seed"].isin(comparison.common)]
             tuned = fair.compare_arms(fair.runs_of(same_seeds, "10M"), over, under)
-            text = f"{tuned.welch:+.4f}" if tuned and set(setting_runs["scale"]) == {"10M"} else ""
+            text = f"{tuned.welch:+.4f}" if tuned and set(of["scale"]) == {"10M"} else ""
             pair_rows.append(row | {"150M tokens, same seeds": text})
     arms, differences = pd.DataFrame(arm_rows), pd.DataFrame(pair_rows)
     return [Section("elsewhere", arms), Section("elsewhere-apart", differences)]

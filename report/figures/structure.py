@@ -130,14 +130,10 @@ def spectra(rows: pd.DataFrame, records: Records) -> Figure:
 
 def _beyond(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """Return, by variant, the mass beyond each distance >= 1, with one column per seed."""
-    masses = {}
-    for variant in PAIRED:
-        beyond = {}  # by seed
-        for seed, group in rows[rows["variant"] == variant].groupby("seed"):
-            from_distance = _mean(group)[::-1].cumsum()[::-1]  # (T,): mass from each distance on
-            beyond[seed] = np.append(from_distance[1:], 0.0)
-        masses[variant] = pd.DataFrame(beyond)[1:]  # distance 0 is not history
-    return masses
+    by_run = {key: _mean(group) for key, group in rows.groupby(["variant", "seed"])}
+    from_distance = pd.DataFrame(by_run)[::-1].cumsum().astype(float)  # (T, runs), from T - 1 down
+    beyond = from_distance.shift(fill_value=0.0)[::-1][1:]  # distance 0 is not history
+    return {variant: beyond[variant] for variant in PAIRED}
 
 
 @drawing("history-by-distance", "History by distance", _curves("distance"))

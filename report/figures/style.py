@@ -109,12 +109,6 @@ def grid(
     return figure, figure.subplots(rows, columns, squeeze=False, **options)
 
 
-def plot(height: float, width: float = NARROW) -> tuple[Figure, Axes]:
-    """Return a figure of one panel, by default narrow enough for a telephone, and its axes."""
-    figure, axes = grid(1, 1, height, width)
-    return figure, axes[0, 0]
-
-
 def scales_of(rows: pd.DataFrame) -> list[str]:
     """Return a frame's scales: 10M, 30M, 100M, 100M28pc by size, then other names."""
     return sorted(rows["scale"].unique(), key=lambda name: (data.scale_order(name), name))
@@ -197,7 +191,7 @@ def forest(bars: Sequence[Bar], label: str, width: float = NARROW, margin: float
 
     margin: differences within ±margin count as equivalent.
     """
-    figure, axes = plot(0.4 * len(bars) + 0.9, width)
+    figure, ((axes,),) = grid(1, 1, 0.4 * len(bars) + 0.9, width)
     axes.grid(axis="x")
     axes.grid(visible=False, axis="y")
     axes.set_yticks(range(0, -len(bars), -1), [""] * len(bars))

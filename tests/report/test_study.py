@@ -189,8 +189,8 @@ def test_larger_models_and_longer_runs_stand_beside_the_same_seeds():
     alone = arms[arms["runs"] == "1"]
     assert len(arms) == 5 and list(alone["NLL"]) == ["2.5000"]  # one run has no interval
     assert list(alone["bits/character"]) == ["0.9017"]  # 2.5 x 100 / 400 / ln 2
-    apart = apart.set_index("setting")
-    assert apart.loc["30M", "Welch"].startswith("−0.302")
+    apart = apart.set_index("condition")
+    assert apart.loc["30M on 450M tokens", "Welch"].startswith("−0.302")
     long = apart.loc["10M on 600M tokens"]
     same = fair.compare_arms(runs.query("variation == 'tuned' and seed < 204"), "full", "mha")
     assert long["Welch"].startswith("−0.022")
@@ -208,14 +208,14 @@ def test_variants_that_ran_at_half_the_rate_are_compared_at_their_better_one():
     losses |= {("mha-qknorm-gate", tuned): 2.30}  # has one rate
     runs = pd.DataFrame(run(arm, 42, nll, at, "100M28pc") for (arm, at), nll in losses.items())
     arms, apart = (one.table for one in study.elsewhere(pd.concat([fair_runs(), runs])))
-    large, additions = "100M on 28% of its tokens", study.minus("mha-qknorm-gate", "mha")
-    assert apart.set_index(["setting", "comparison"])["Welch"].to_dict() == {
+    large, additions = "100M, 28% of its tokens", study.minus("mha-qknorm-gate", "mha")
+    assert apart.set_index(["condition", "comparison"])["Welch"].to_dict() == {
         (f"{large}, rates from 30M", "Relation − MHA"): "−0.0500",
         (f"{large}, rates from 30M", additions): "−0.2000",
-        (f"{large}, half of these", "Relation − MHA"): "+0.0600",
-        (f"{large}, each at its best rate", "Relation − MHA"): "+0.0500",
+        (f"{large}, half the rates from 30M", "Relation − MHA"): "+0.0600",
+        (f"{large}, best rates", "Relation − MHA"): "+0.0500",
     }  # fmt: skip
-    better = arms[arms["setting"].str.endswith("best rate")]
+    better = arms[arms["condition"].str.endswith("best rates")]
     assert dict(zip(better["variant"], better["NLL"], strict=True)) == {
         "MHA": "2.4000", "Relation": "2.4500",
     }  # fmt: skip
@@ -267,11 +267,11 @@ def test_the_shipped_comparison_follows_its_protocol(tmp_path):
     summary = study.fair_summary(fair.comparison_table(runs), runs)
     for condition, text in (
         ("10M on 150M tokens", "−0.0042 (−0.0073 to −0.0011), 48 seeds: better, by less than 0.01"),
-        ("30M", "−0.0022 (−0.0093 to +0.0049), 6 seeds: "),
+        ("30M on 450M tokens", "−0.0022 (−0.0093 to +0.0049), 6 seeds: "),
     ):
         pair, verdict = summary[condition]["Relation − MHA"]
         assert f"{pair.welch:+.4f}, {pair.seeds} seeds: {verdict}" == text
-    better = summary["100M on 28% of its tokens, each at its best rate"]
+    better = summary["100M, 28% of its tokens, best rates"]
     assert [pair is None for pair, _ in better.values()] == [False, True]
 
 
