@@ -12,6 +12,7 @@ def check_states(**states: torch.Tensor) -> None:
 
     They must have one shape without an empty dimension, one floating dtype and one device.
     """
+    check_floating(**states)
     first, model = next(iter(states.items()))
     shape = model.shape
     if len(shape) != 4:
@@ -24,7 +25,7 @@ def check_states(**states: torch.Tensor) -> None:
                 f"{name} has shape {tuple(state.shape)} and {first} {tuple(shape)}; make them equal"
             )
     dtypes = [state.dtype for state in states.values()]
-    if len(set(dtypes)) > 1 or not model.is_floating_point():
+    if len(set(dtypes)) > 1:
         listed = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
         raise InputError(
             f"{', '.join(states)}: dtypes are {listed}; give every one in the same floating dtype"
@@ -38,6 +39,7 @@ def check_groups(**states: torch.Tensor) -> None:
     The first state is (B, H, T, D), all others are (B, H / n, T, D). Head h of the first reads head
     h // n of the others (grouped queries).
     """
+    check_floating(**states)
     (name, first), (other, shared), *_ = states.items()
     if first.ndim == shared.ndim == 4 and first.shape[1] != shared.shape[1]:
         heads, fewer = first.shape[1], shared.shape[1]
@@ -61,8 +63,9 @@ def check_device(*tensors: torch.Tensor) -> None:
 def check_tau(tau: float) -> None:
     """Raise InputError unless the Self temperature is a positive, finite number, not a tensor."""
     if isinstance(tau, torch.Tensor) or not 0 < tau < math.inf:
+        given = "a tensor" if isinstance(tau, torch.Tensor) else tau
         raise InputError(
-            f"tau is {tau!r}; the Self temperature is a number, positive and finite (the paper: 2)"
+            f"tau is {given}; the Self temperature is a number, positive and finite (the paper: 2)"
         )
 
 

@@ -66,13 +66,11 @@ def _check_found(*runs: Run) -> None:
             raise InputError(f"corpus {data.path} does not exist; restore it or correct its path")
 
 
-def _check_collected(campaign: Campaign) -> None:
-    """Raise InputError if collected runs are not of these choices, such as of another text."""
-    collected = campaign.folder / "runs.parquet"
-    if collected.exists():
-        _check_found(*campaign.runs)
-        if set(records.read(collected, "runs", ["hash"])["hash"]) - campaign.hashes():
-            raise InputError(f"{collected} is of other choices or settings; run snakemake")
+def _join(campaign: Campaign) -> None:
+    """Join the records of all jobs that are made into the campaign's files."""
+    _check_found(*campaign.runs)
+    shipped = campaign.hashes() if campaign.published else ()
+    records.collect(campaign.folder, campaign.files(), shipped)
 
 
 def _data(campaign: Campaign, run: Run) -> Path:
@@ -224,9 +222,7 @@ def _check(campaign: Campaign, options: Namespace) -> str:
 
 def _collect(campaign: Campaign, options: Namespace) -> None:
     _check_hash(options, campaign.hash, f"campaign {campaign.name}")
-    _check_found(*campaign.runs)
-    shipped = campaign.hashes() if campaign.published else ()
-    records.collect(campaign.folder, campaign.files(), shipped)
+    _join(campaign)
 
 
 def _report(campaign: Campaign, options: Namespace) -> Path:
@@ -234,7 +230,7 @@ def _report(campaign: Campaign, options: Namespace) -> Path:
 
     folder = records.PUBLISHED if options.published else campaign.folder
     if not options.published:
-        _check_collected(campaign)
+        _join(campaign)
     site.build(campaign, folder / "report", published=options.published)
     return folder / "report" / "index.html"
 
@@ -380,7 +376,7 @@ def _export(campaign: Campaign, options: Namespace) -> Path:
 def _publish(campaign: Campaign, options: Namespace) -> str:
     if any(not choice.startswith("campaign=") for choice in options.choices):
         raise InputError("publish takes only campaign=: it publishes the whole campaign")
-    _check_collected(campaign)
+    _join(campaign)
     return "\n".join(records.publish(campaign.name))
 
 

@@ -157,7 +157,7 @@ class Stream(Section):
 
     path: StrictStr = need("Name on the hub")
     name: StrictStr | None = key("Configuration of the data set")
-    revision: StrictStr | None = key("Commit to read")
+    revision: StrictStr = need("Commit to read, 40 digits", pattern="^[0-9a-f]{40}$")
     column: StrictStr = key("Column that holds the text; default: text")
 
 

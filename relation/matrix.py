@@ -88,10 +88,6 @@ class Matrix:
             raise InputError(f"{place}: corpora.{corpus} has no path and no streams; give one")
         if path is not None and streams is not None:
             raise InputError(f"{place}: corpora.{corpus} has path and streams; set one to null")
-        for stream in streams or ():
-            if stream.get("revision") is None:
-                where = f"{place}: corpora.{corpus}.streams"
-                raise InputError(f"{where}: give {stream['path']} a revision, a commit of the hub")
         if self.corpus is not None:
             path, streams = _path_or_streams(self.corpus)
             values |= {"title": (path or Path(streams[0]["path"])).name, "fingerprint": None}

@@ -388,6 +388,11 @@ def load(config: Path | Mapping = CONFIG, **overrides: Any) -> Campaign:
         overridden = all(name in scale.as_dict() for scale in scales.values())
         if overridden and any(name not in (own.get(scale) or {}) for scale in scales):
             raise InputError(f"config/{file}: {name}: every scale sets its own; set it there")
+    for variant, values in (content.get("overrides") or {}).items():
+        for name in values:
+            if all(name in scale.as_dict() for scale in scales.values()):
+                place = f"config/{file}: overrides.{variant}.{name}"
+                raise InputError(f"{place}: every scale sets its own; override it there")
     lengths = (content.get("length") or {}).get("variants", ())
     for variant in (*content.get("diagnosed", ()), *lengths):
         problem = f"config/{file}: diagnosed or length: no scale trains {variant}"

@@ -103,11 +103,13 @@ class ModelConfig:
         for name in ("vocab_size", "d_model", "heads", "d_ff"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        for name in ("tau", "rope_base", "norm_eps"):
-            if not 0 < getattr(self, name) < math.inf:
-                problem = f"{name} is {getattr(self, name)}; it must be positive and finite"
-                raise InputError(problem)
+        sizes = ("init_std", "embedding_std", "embedding_multiplier")
+        for name in ("tau", "rope_base", "norm_eps", *sizes):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise InputError(f"{name} is {value}; it must be positive and finite")
         d, heads, shared = self.d_model, self.heads, self.shared_heads
+        relates = not set(self.layout).isdisjoint((FULL, CALIBRATED))
         mixes_heads = self.givens and not set(self.layout).isdisjoint((FULL, LINEAR))
         for fits, problem in (
             (self.layout and not set(self.layout) - set(OPERATORS),
@@ -125,6 +127,11 @@ class ModelConfig:
              "givens=False, or an even number of heads (of kv_heads, if that is set)"),
             (not self.null_logit or MHA in self.layout,
              f"null_logit needs MHA layers, and layout {self.layout!r} has none"),
+            (math.isfinite(self.lambda_init),
+             f"lambda_init is {self.lambda_init}; it must be finite"),
+            (relates or (self.transport_self and self.count_calibration),
+             "transport_self and count_calibration are of Full Relation, and layout "
+             f"{self.layout!r} has none"),
             (self.linear_init in (None, "torch"),
              f"linear_init is {self.linear_init!r}; give 'torch' or None"),
         ):  # fmt: skip
@@ -139,6 +146,7 @@ class ModelConfig:
         option that contradicts the variant.
         """
         check_among(variant, VARIANTS, f"unknown variant {variant!r}")
+        check_type("layers", layers, int)
         for name in (*options, *VARIANTS[variant].changes):
             check_among(name, ("layers", *cls.__dataclass_fields__), f"a model has no {name!r}")
         title, pattern = VARIANTS[variant].title, VARIANTS[variant].pattern

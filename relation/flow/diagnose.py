@@ -22,7 +22,7 @@ def pooled(flow: Tensor) -> Tensor:
     """Pool a flow (..., T, T) over blocks of neighbouring tokens: (..., n, n), n = min(SIDE, T).
 
     Block a begins at token floor(a T / n). Entry (a, b) is the mass that a row of block a gives to
-    all tokens of block b, averaged over the rows of block a. Each row sums to 1.
+    all tokens of block b, averaged over the rows of block a.
     """
     length = flow.shape[-1]
     blocks = min(SIDE, length)

@@ -1,8 +1,8 @@
 """Metrics of a normalised flow matrix (Appendix B.4 and B.5), and the metrics of a layer's flow.
 
-A flow M is floating, (..., T, T), lower triangular, and each row sums to 1. A metric returns (...),
-one value per matrix, for all heads and sequences at once. Sums keep the flow's dtype. Singular
-values are FP32 and their sums FP64.
+A flow M is floating, (..., T, T), lower triangular, and each row sums to 1, with a null logit to
+less. A metric returns (...), one value per matrix, for all heads and sequences at once. Sums keep
+the flow's dtype. Singular values are FP32 and their sums FP64.
 """
 
 from collections.abc import Iterator

@@ -19,7 +19,7 @@ from transformers.masking_utils import AttentionMaskInterface, causal_mask_funct
 from relation.errors import InputError
 from relation.kernels.documents import Documents
 from relation.ops import full_relation_step
-from relation.ops.backends import Automatic
+from relation.ops.backends import Operator
 from relation.ops.precision import projection_dtype
 
 NAME = "relation"
@@ -170,7 +170,7 @@ def relation_mask(**options: Any) -> Tensor | None:
     return starts[:, None, None].short()
 
 
-_OPERATOR = Automatic("full")
+_OPERATOR = Operator("full")
 _DOCUMENTS = WeakTensorKeyDictionary()  # from a mask in use to its documents
 _CAUSAL = WeakTensorKeyDictionary()  # from a mask found causal to its version at that time
 

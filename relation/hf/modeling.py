@@ -25,7 +25,7 @@ from relation.errors import InputError, check_among
 from relation.hf.attention import refuse_if
 from relation.kernels.documents import Documents
 from relation.nn import Decoder, DecodeState
-from relation.nn.model import check_tokens, places_of
+from relation.nn.model import check_tokens
 from relation.variants import FULL, ModelConfig, check_type
 
 # Defaults of a 10M model: transformers also makes a configuration without arguments, to compare.
@@ -144,6 +144,7 @@ class RelationPreTrainedModel(PreTrainedModel):
     base_model_prefix = "model"
     _no_split_modules = ["Block"]  # noqa: RUF012
     supports_gradient_checkpointing = True
+    _keep_in_fp32_modules_strict = ("lam", "theta", "a_log", "dt_bias")
     # Assisted generation must undo tokens, which a Linear layer's state cannot do.
     _is_stateful = True
 
@@ -230,25 +231,20 @@ class RelationModel(RelationPreTrainedModel):
                 )
         starts = _starts(position_ids, attention_mask, input_ids, read, least)
         if cache is None:
-            states = self._states(input_ids, _documents(attention_mask, starts))
+            documents = _documents(attention_mask, starts)
+            recomputes = self.gradient_checkpointing and self.training
+            options = {"run": self._gradient_checkpointing_func} if recomputes else {}
+            states = self.decoder.states(input_ids, documents, **options)
         else:
             if starts is not None:
+                if attention_mask is not None and not is_compiling() and starts.any():
+                    Documents.padded(attention_mask)  # raises if the mask is the reason
                 problem = "a cache's row holds one document, which position_ids do not continue"
                 refuse_if(starts.any(), f"{problem}; {_WHOLE}")
             states = self._continue(input_ids, attention_mask, cache.state)
             cache.columns += input_ids.shape[1]
         # Positional, because transformers 5.24 renamed the cache's field.
         return BaseModelOutputWithPast(states, cache)
-
-    def _states(self, tokens: Tensor, documents: Documents | None) -> Tensor:
-        """`Decoder.states`, with gradient checkpointing of the blocks if it is switched on."""
-        decoder = self.decoder
-        if not (self.gradient_checkpointing and self.training):
-            return decoder.states(tokens, documents)
-        x, rope = decoder.embed(tokens), decoder.rope_tables(places_of(tokens, documents))
-        for block in decoder.blocks:
-            x = self._gradient_checkpointing_func(block, x, rope, None, documents)
-        return decoder.norm(x)
 
     def _continue(self, tokens: Tensor, mask: Tensor | None, state: DecodeState) -> Tensor:
         """States (B, n, d) of tokens (B, n) after the tokens in `state`, which stores them too."""

@@ -46,7 +46,7 @@ class Cache:
                 "prompts with lengths need an empty cache, and this cache has read "
                 f"{self.length} tokens; start a new decode state"
             )
-        self.lengths = lengths
+        self.lengths = None if lengths is None else torch.as_tensor(lengths)
 
     def places(self, tokens: int, device: torch.device) -> Tensor:
         """Positions of the next block's n tokens, (n,), or (B, n) if rows have unequal lengths."""

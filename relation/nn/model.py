@@ -216,7 +216,7 @@ class LinearRelationMixer(Mixer):
 
     The retention path has two matrices per head, d -> d_h -> d_h, and A_log and dt_bias per
     channel. This gives the paper's parameter count of the Hybrid. KDA's published code shares one
-    pair, d -> d_h -> d, and has A_log per head. A_log, dt_bias, g and C are FP32 at least.
+    pair, d -> d_h -> d, and has A_log per head. g and C are FP32 at least.
     """
 
     mixes_heads = True
@@ -347,11 +347,16 @@ class Decoder(nn.Module):
         return self.logits(self.states(tokens, documents))
 
     def states(
-        self, tokens: Tensor, documents: Documents | None = None, state: DecodeState | None = None
+        self,
+        tokens: Tensor,
+        documents: Documents | None = None,
+        state: DecodeState | None = None,
+        run: Callable[..., Tensor] = lambda block, *inputs: block(*inputs),
     ) -> Tensor:
         """The output of the last norm, (B, T, d), for tokens (B, T).
 
         state: the decode state of the tokens before; it stores these tokens too (see `decode`).
+        run: runs each block, for example with gradient checkpointing.
         """
         x = self.embed(tokens)  # (B, T, d)
         caches: Sequence[Cache | None] = [None] * len(self.blocks)
@@ -361,7 +366,7 @@ class Decoder(nn.Module):
         # (T, d_h) each, or (B, T, d_h) if positions differ between rows
         rope = self.rope_tables(places_of(tokens, documents, caches[0]))
         for block, cache in zip(self.blocks, caches, strict=True):
-            x = block(x, rope, cache, documents)
+            x = run(block, x, rope, cache, documents)
         return self.norm(x)
 
     def embed(self, tokens: Tensor) -> Tensor:
@@ -410,6 +415,7 @@ class Decoder(nn.Module):
         states = self.states(tokens, state=state)  # (B, n, d)
         return self.logits(states[torch.arange(len(tokens), device=tokens.device), counts - 1])
 
+    @torch.no_grad()
     def flows(self, tokens: Tensor, documents: Documents | None = None) -> Iterator[Tensor]:
         """Yield each layer's flow F (B, H, T, T), FP32 at least, layer by layer (Appendix B.5).
 
@@ -512,10 +518,11 @@ def places_of(x: Tensor, documents: Documents | None = None, cache: Cache | None
 
 def check_tokens(tokens: Tensor, vocabulary: int) -> None:
     """Raise InputError unless tokens are (B, T) ids; the range is checked on a CPU only."""
+    kind = tokens.dtype if isinstance(tokens, Tensor) else f"a {type(tokens).__name__}, no tensor"
+    if kind not in (torch.int64, torch.int32):
+        raise InputError(f"tokens are {kind}; give their ids in int64 or int32")
     if tokens.ndim != 2 or 0 in tokens.shape:
         raise InputError(f"tokens have shape {tuple(tokens.shape)}; give (B, T) with T >= 1")
-    if tokens.dtype not in (torch.int64, torch.int32):
-        raise InputError(f"tokens are {tokens.dtype}; give their ids in int64 or int32")
     if tokens.device.type == "cpu" and type(tokens) is Tensor and not torch.compiler.is_compiling():
         least, most = tokens.min().item(), tokens.max().item()
         if least < 0 or most >= vocabulary:

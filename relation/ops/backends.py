@@ -186,22 +186,26 @@ _say._dynamo_marked_constant = True
 
 
 @dataclass(frozen=True)
-class Automatic:
-    """An operator that chooses its `default_backend` again at each call, from its inputs.
+class Operator:
+    """An operator of a model, on the backend `name`; None: on the `default_backend` of each call.
 
     A class and not a closure, so that a model that holds it can be pickled.
     """
 
     operator: str
+    name: str | None = None
     compiled: bool = False
 
     def __call__(self, first: Tensor, *inputs, documents=None, **options):
-        null = bool(options.get("null"))
-        name = default_backend(self.operator, first, documents is not None, null)
-        if first.is_cuda and name != _BEST[self.operator]:
-            _say(self.operator, name, first.dtype, first.shape[3], first.device)
-        call = BACKENDS[self.operator][name].function(self.compiled)
-        return call(first, *inputs, documents=documents, **options)
+        """Run the operator. Raises InputError if a named backend cannot run on the device."""
+        name = self.name
+        if name is None:
+            null = bool(options.get("null"))
+            name = default_backend(self.operator, first, documents is not None, null)
+            if first.is_cuda and name != _BEST[self.operator]:
+                _say(self.operator, name, first.dtype, first.shape[3], first.device)
+        backend = get_backend(self.operator, name, first.device if self.name else None)
+        return backend.function(self.compiled)(first, *inputs, documents=documents, **options)
 
 
 @dataclass(frozen=True)
@@ -218,18 +222,14 @@ class Execution:
     calibrated: str | None = None
     compiled: bool = False
 
-    def calls(
-        self, config: ModelConfig, device: torch.device | None = None
-    ) -> dict[str, Callable[..., Tensor]]:
-        """Return the function of each operator that the model uses, by the operator's name.
+    def calls(self, config: ModelConfig, device: torch.device | None = None) -> dict[str, Operator]:
+        """Return each operator that the model uses, by its name.
 
         Raises InputError for an unknown backend or, with a device, for one that it cannot run.
         """
-        functions: dict[str, Callable[..., Tensor]] = {}
-        for operator in dict.fromkeys(OPERATORS[letter] for letter in config.layout):
-            name = getattr(self, operator)
-            if name is None:
-                functions[operator] = Automatic(operator, self.compiled)
-            else:
-                functions[operator] = get_backend(operator, name, device).function(self.compiled)
-        return functions
+        used = {OPERATORS[letter] for letter in config.layout}
+        names = {operator: getattr(self, operator) for operator in BACKENDS}
+        for operator, name in names.items():
+            if name is not None:
+                get_backend(operator, name, device if operator in used else None)
+        return {operator: Operator(operator, names[operator], self.compiled) for operator in used}

@@ -25,7 +25,7 @@ from relation.kernels.documents import Documents
 from relation.machine import to_device
 from relation.nn import Decoder
 from relation.nn.replay import capture_stream
-from relation.ops.precision import projection_dtype
+from relation.ops.precision import once_differentiable, projection_dtype
 
 _WARM_PASSES = 2
 _UPDATES_LATE = 3  # on a GPU, the host launches this many more updates before it waits for one
@@ -247,7 +247,7 @@ class _SummedNLL(torch.autograd.Function):
         return nll.sum()
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx, dloss: Tensor):
         x, w, dlogits = ctx.saved_tensors
         # dlogits, (B T, V), assumes that the gradient of the loss is 1.

@@ -329,7 +329,7 @@ def test_a_wrong_choice_is_refused_in_a_line(choices: dict, message: str) -> Non
         ("base: smoke\nrecall: {tasks: [[6, 2]]}", "2 pairs need an even length of at least 8"),
         ("base: smoke\nrecall: {heads: 3}", "mine.yaml: recall: d_model 32 is not divisible by 3"),
         ("base: smoke\nrecall: {warmup_updates: 9999}", "recall: warmup_updates end after the pl"),
-        ("base: paper\ncorpora: {tinystories: {streams: [{path: a/b}]}}", "give a/b a revision"),
+        ("base: paper\ncorpora: {tinystories: {streams: [{path: a/b}]}}", "'revision' is missing"),
         ("base: smoke\ncolumns: [{variation: gpt}]", "no variation 'gpt'; did you mean 'gpt2'?"),
         (f"base: smoke\ncolumns: {[{'variation': 'gpt2'}] * 5}", "List should have at most 4"),
         (f"base: smoke\ncolumns: {[{'variation': 'gpt2'}] * 2}", "columns: give mine/gpt2 once"),

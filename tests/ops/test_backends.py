@@ -158,7 +158,7 @@ def test_the_default_is_the_fastest_backend_that_runs(
         backends._warn.cache_clear()
         recwarn.clear()
         for _ in range(2):
-            backends.Automatic(kind)(x)
+            backends.Operator(kind)(x)
         assert len(recwarn) == (x.is_cuda and name != ("flex" if kind == "calibrated" else "flash"))
     takes_documents = "flash" if expected.startswith("flash") else "reference"
     assert backends.default_backend("mha", x, documents=True) == takes_documents
@@ -166,6 +166,6 @@ def test_the_default_is_the_fastest_backend_that_runs(
     calls = []
     slow = backends.Backend(lambda *_, **given: calls.append(given))
     monkeypatch.setitem(ops.BACKENDS["mha"], "reference", slow)
-    backends.Automatic("mha")(x, documents=x, null=True)
+    backends.Operator("mha")(x, documents=x, null=True)
     assert calls == [{"documents": x, "null": True}]
     KERNELS._why_gpu_unavailable.cache_clear()

@@ -165,7 +165,7 @@ def test_texts_of_the_users_own_are_read_or_refused_before_the_first_job(copy: P
     text.write_text("\n\n".join(sample)[:400_000])
     # Other texts make other runs, even if old runs are in their place, and another report.
     refused = run_module(copy, "relation", "report", *TINY[1:], f"corpus={text}")
-    assert refused.returncode and "runs.parquet is of other choices" in refused.stdout
+    assert refused.returncode and "was made as" in refused.stdout
     assert planned_jobs(copy, *TINY, f"corpus={text}") == {"prepare": 1, **TRAINED}
     target = f"results/tiny/runs/{RUN}/run.parquet"
     output = snakemake(copy, *TINY, f"corpus={text}", "--", target).stdout
@@ -178,7 +178,7 @@ def test_texts_of_the_users_own_are_read_or_refused_before_the_first_job(copy: P
     records.write(collected, "runs", rows.assign(hash=row["hash"]))
     refused = run_module(copy, "relation", "publish", "campaign=tiny")
     records.write(collected, "runs", rows)
-    assert refused.returncode and "runs.parquet is of other choices" in refused.stdout
+    assert refused.returncode and "was made as" in refused.stdout
     output = run_module(copy, "relation", "plan", *TINY[1:]).stdout
     assert f"replace 1 that finished with another text or other keys:\n  {RUN}" in output
     # The tokens are now of the other text; a run that finished on the first is not trained again.
