@@ -157,7 +157,9 @@ def arm_table(runs: pd.DataFrame, probes: pd.DataFrame, steps: pd.DataFrame) -> 
             to_alike = fair.compare_arms(runs, variant, variant.replace("full", "mha", 1))
             columns[ALIKE] = f"{to_alike.welch:+.4f}"
         speed, rate = throughput(steps, variant, arm_runs["backend"].iloc[0])
-        reached = tokens_to_mha(curves, variant)
+        seeds = curves[variant].columns.intersection(curves["mha"].columns)
+        target = curves["mha"].iloc[-1][seeds].mean()
+        reached = stats.crossing(curves[variant][seeds].mean(axis=1), target)  # in tokens
         minutes = f"{reached / rate / 60:.2f}" if reached else "not reached"
         speeds = {"tokens/s, MHA’s = 1": f"{speed:.3f}", "GPU minutes": minutes}
         rows.append(arm_row(arm_runs, columns) | speeds)
@@ -191,13 +193,6 @@ def validation(probes: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     """Return validation NLL by tokens, one column per arm and seed."""
     rows = probes.merge(runs[records.RUN_KEY[1:]]).query("metric == 'validation_nll'")
     return rows.pivot_table("value", "tokens", ["variant", "seed"])
-
-
-def tokens_to_mha(curves: pd.DataFrame, arm: str) -> float | None:
-    """Return when an arm's mean NLL over common seeds reaches MHA's last, in tokens, or None."""
-    seeds = curves[arm].columns.intersection(curves["mha"].columns)
-    target = curves["mha"].iloc[-1][seeds].mean()
-    return stats.crossing(curves[arm][seeds].mean(axis=1), target)
 
 
 def p_text(p: float) -> str:

@@ -5,6 +5,8 @@ A layer is one mixer of the paper's decoder. Its projections `w1`, `w2`, `wi`, `
 LoRA and quantisers work. They correspond to Q, K, V and O of attention.
 """
 
+import weakref
+
 import torch
 from torch import Tensor, nn
 
@@ -16,6 +18,8 @@ from relation.nn.norms import Normed
 from relation.ops.backends import Execution
 from relation.ops.rotations import rope_angles
 from relation.variants import FULL, LINEAR, OPERATORS, ModelConfig, check_type
+
+_READERS = weakref.WeakKeyDictionary()  # the layer that reads a cache; caches can be pickled
 
 
 class _Layer(nn.Module):
@@ -80,10 +84,12 @@ class _Layer(nn.Module):
         if x.ndim != 3 or x.shape[2] != self._config.d_model:
             raise InputError(f"x has shape {tuple(x.shape)}; give (B, T, {self._config.d_model})")
         if cache is not None and not isinstance(cache, self._cache):
-            raise InputError(
-                f"the cache is a {type(cache).__name__} and {type(self).__name__} takes a "
-                f"{self._cache.__name__}; make one for each layer with its new_cache()"
-            )
+            name = type(self).__name__
+            raise InputError(f"the cache is a {type(cache).__name__}; {name} takes its new_cache()")
+        if cache is not None and not torch.compiler.is_compiling():
+            reader = _READERS.setdefault(cache, weakref.ref(self))()
+            if reader is not self and reader is not None:
+                raise InputError("another layer reads this cache; give each layer its own")
         if cache is not None and cache.lengths is not None and cache.length == 0:
             lengths, (batch, tokens) = cache.lengths, x.shape[:2]
             fit = lengths.shape == (batch,) and lengths.dtype == torch.int64

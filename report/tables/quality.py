@@ -9,7 +9,7 @@ from relation.variants import PAIRED
 from report import stats
 from report.data import KEY_IN_SETTING
 from report.table import Cells, cell, means, sources, table, versus
-from report.tables.configs import SHAPE, Model, model_cells, tokens, vocabulary
+from report.tables.configs import SHAPE, model_cells, tokens, vocabulary
 
 # Numbers of a pair: columns of `efficiency` and of Table 12.
 EFFICIENCY = ("target", "crossing", "reduction", "own_reduction", "end_gap")
@@ -60,11 +60,6 @@ def efficiency(runs: pd.DataFrame, losses: pd.DataFrame, window: float) -> pd.Da
     return pd.DataFrame(rows, columns=["scale", "seed", "source", *EFFICIENCY])
 
 
-def data_and_vocabulary(model: Model) -> str:
-    """Format corpus and vocabulary; Table 2 leaves out the word "corpus"."""
-    return f"{model['data_title'].removesuffix(' corpus')}/{vocabulary(model)}"
-
-
 def pair_means(values: pd.DataFrame) -> Cells:
     """Yield means of rows of `pairs`: for models with the deviation, for differences without."""
     delta = values["column"].str.endswith("delta")
@@ -88,7 +83,11 @@ def main_results(
     d_model / heads × d_h / d_ff. Token reduction: the share of the budget that is left when
     Relation reaches its MHA run's final smoothed training loss, a mean over the seeds that do."""
     backbone = SHAPE.replace("/", "L/", 1).format_map
-    wordings = {"backbone": backbone, "data": data_and_vocabulary, "tokens": tokens}
+    wordings = {
+        "backbone": backbone,
+        "data": lambda m: f"{m['data_title'].removesuffix(' corpus')}/{vocabulary(m)}",
+        "tokens": tokens,
+    }
     yield from model_cells(models, wordings)
     matrix = runs[runs["variant"].isin(PAIRED) & ~runs["further"]]
     values = pairs(matrix)
