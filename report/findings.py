@@ -120,7 +120,6 @@ def settings_apart(runs: pd.DataFrame, flow: pd.DataFrame) -> None:
 def first_layer(probes: pd.DataFrame) -> None:
     """Print Self flow and effective rank of the first layer by tokens, as means over seeds."""
     rows = probes.query("layer == 0 and metric in ('self_flow', 'effective_rank')")
-    rows = rows[rows["variant"].isin(PAIRED) | rows["variation"].str.match("tuned|rate-2|rate100")]
     rates = rows["variation"].str.removesuffix("-further")
     for name, group in rows.groupby(["metric", "scale", rates, "variant"]):
         means = group.groupby("tokens")["value"].mean().map("{:.3f}".format).to_dict()
@@ -141,7 +140,7 @@ def curves(probes: pd.DataFrame) -> None:
 def training(books: dict[str, pd.DataFrame]) -> None:
     """Print facts on training: the first layer, Relation − MHA, overfitting, several GPUs."""
     runs, losses = books["runs"], books["losses"]
-    first_layer(books["probes"])
+    first_layer(books["probes"].query("variant in @PAIRED"))
     curves(books["probes"].query("scale in ('30M', '100M')"))
     sizes = runs.drop_duplicates(["scale", "variant"]).set_index(["scale", "variant"])["parameters"]
     print(f"parameters, Hybrid / MHA at 30M: {sizes['30M', 'hybrid'] / sizes['30M', 'mha']:.3f}")
